@@ -1,0 +1,633 @@
+"""The one world: clock, random numbers, network, disk and threads, injected into every layer.
+
+Nothing else in the product imports ``time``, ``random``, ``socket`` or ``threading``, or calls ``os.pread`` and
+friends (ruff's banned-api rule holds that). What needs one of them takes a :class:`World` and uses its five parts, so
+that the seeded simulation (``World.simulated(seed)``, see :mod:`curvfs.simworld`) runs the very same code on a virtual
+clock, a lossy network and a disk that loses power.
+
+trio itself may be imported anywhere: its timeouts follow trio's clock, which the simulation replaces.
+
+Errors: :class:`Network` raises :class:`~curvfs.errors.TransportError` only; :class:`Disk` raises ``OSError`` as ``os``
+does, to be mapped at the edge that knows what was being done.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import errno
+import fcntl
+import os
+import queue
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+import trio
+
+from curvfs.errors import ConnectFailed, ConnectionLost, CurvfsError, EnvironmentError_
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+#: Anything that holds contiguous bytes.
+Buffer = bytes | bytearray | memoryview
+
+# ---------------------------------------------------------------------------------------------------------- clock
+
+
+class Clock(abc.ABC):
+    """Time. Durations come from :meth:`monotonic_s`, stamps from :meth:`time_ms`."""
+
+    @abc.abstractmethod
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never steps. Callable from any thread."""
+
+    @abc.abstractmethod
+    def time_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may step. Callable from any thread."""
+
+    @abc.abstractmethod
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep in a trio task."""
+
+    @abc.abstractmethod
+    def block(self, duration_s: float) -> None:
+        """Sleep in a plain thread."""
+
+
+class RealClock(Clock):
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def time_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep(self, duration_s: float) -> None:
+        await trio.sleep(duration_s)
+
+    def block(self, duration_s: float) -> None:
+        time.sleep(duration_s)
+
+
+# --------------------------------------------------------------------------------------------------------- random
+
+
+class Random(random.Random):
+    """Random numbers: ``random.Random`` plus the two shapes that the product needs."""
+
+    def uuid(self) -> str:
+        """A version 4 UUID as text."""
+        return str(uuid.UUID(int=self.getrandbits(128), version=4))
+
+    def request_id(self) -> int:
+        """A positive 63-bit id with room to add an index (batch calls do)."""
+        return self.getrandbits(62) + 1
+
+
+# -------------------------------------------------------------------------------------------------------- network
+
+
+class Stream(abc.ABC):
+    """A connected byte stream. One task may send while another receives; two senders need a lock."""
+
+    #: ``host:port`` of the other end, for messages.
+    peer: str = "?"
+
+    @abc.abstractmethod
+    async def send(self, *buffers: Buffer) -> None:
+        """Send all bytes of all buffers, gathered, without joining them. Raises ConnectionLost."""
+
+    @abc.abstractmethod
+    async def recv_into(self, buffer: memoryview) -> int:
+        """Receive at least one byte into ``buffer``; 0 means that the peer closed. Raises ConnectionLost."""
+
+    @abc.abstractmethod
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+        """Send bytes of an open file without copying them. The file must hold them all: a file that ends early
+        raises ConnectionLost, because the frame under way can no longer be finished."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close; never raises."""
+
+    async def recv_exactly(self, buffer: memoryview) -> int:
+        """Fill ``buffer``; returns the number of bytes received, less than its length only at end of stream."""
+        done = 0
+        while done < len(buffer):
+            count = await self.recv_into(buffer[done:])
+            if count == 0:
+                break
+            done += count
+        return done
+
+
+class Listener(abc.ABC):
+    """A listening socket."""
+
+    host: str
+    port: int
+
+    @abc.abstractmethod
+    async def accept(self) -> Stream: ...
+
+    @abc.abstractmethod
+    async def aclose(self) -> None: ...
+
+
+class Network(abc.ABC):
+    """TCP."""
+
+    @abc.abstractmethod
+    async def connect(self, host: str, port: int) -> Stream:
+        """Connect (no timeout of its own: use a trio cancel scope). Raises ConnectFailed."""
+
+    @abc.abstractmethod
+    async def listen(self, host: str, port: int) -> Listener:
+        """Listen; ``port`` 0 picks a free one. Raises EnvironmentError_ when the address cannot be had."""
+
+    @abc.abstractmethod
+    def hostname(self) -> str:
+        """This machine's own name."""
+
+
+#: sendmsg takes at most IOV_MAX pieces.
+_IOV_MAX = 1024
+
+
+class SocketStream(Stream):
+    """A :class:`Stream` over a connected trio socket."""
+
+    def __init__(self, sock: trio.socket.SocketType, peer: str) -> None:
+        self._sock = sock
+        self.peer = peer
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        return ConnectionLost(f"The connection to {self.peer} was lost: {error.strerror or error}.")
+
+    async def send(self, *buffers: Buffer) -> None:
+        pending = [view for view in map(memoryview, buffers) if len(view)]
+        try:
+            while pending:
+                sent = await self._sock.sendmsg(pending[:_IOV_MAX])
+                while pending and sent >= len(pending[0]):
+                    sent -= len(pending.pop(0))
+                if sent:
+                    pending[0] = pending[0][sent:]
+        except OSError as error:
+            raise self._lost(error) from error
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        try:
+            return await self._sock.recv_into(buffer)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+        out = self._sock.fileno()
+        try:
+            while count_bytes:
+                try:
+                    sent = os.sendfile(out, fd, offset_bytes, count_bytes)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._sock)
+                    continue
+                if sent == 0:
+                    raise ConnectionLost(f"A file ended {count_bytes} bytes early while it was sent to {self.peer}.")
+                offset_bytes += sent
+                count_bytes -= sent
+                await trio.lowlevel.checkpoint()
+        except OSError as error:
+            raise self._lost(error) from error
+
+    async def aclose(self) -> None:
+        self._sock.close()
+        await trio.lowlevel.checkpoint()
+
+
+class SocketListener(Listener):
+    """A :class:`Listener` over a trio socket."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._sock = sock
+        self.host, self.port = sock.getsockname()[:2]
+
+    async def accept(self) -> Stream:
+        while True:
+            try:
+                sock, address = await self._sock.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    await trio.sleep(0.1)  # out of descriptors for now: clients wait in the backlog
+                    continue
+                if error.errno in (errno.ECONNABORTED, errno.EINTR, errno.EPROTO):
+                    continue
+                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: {error}.") from error
+            return SocketStream(sock, f"{address[0]}:{address[1]}")
+
+    async def aclose(self) -> None:
+        self._sock.close()
+        await trio.lowlevel.checkpoint()
+
+
+class RealNetwork(Network):
+    async def connect(self, host: str, port: int) -> Stream:
+        last: OSError | None = None
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConnectFailed(f"The host name {host!r} cannot be resolved: {error.strerror}.") from error
+        for family, kind, protocol, _, address in found:
+            sock = trio.socket.socket(family, kind, protocol)
+            try:
+                await sock.connect(address)
+            except OSError as error:
+                sock.close()
+                last = error
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return SocketStream(sock, f"{host}:{port}")
+        reason = (last.strerror or str(last)) if last else "no address"
+        raise ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.") from last
+
+    async def listen(self, host: str, port: int) -> Listener:
+        sock = None
+        try:
+            family, kind, protocol, _, address = (
+                await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            )[0]
+            sock = trio.socket.socket(family, kind, protocol)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind(address)
+            sock.listen(1024)
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            raise EnvironmentError_(
+                f"Cannot listen on {host}:{port}: {error.strerror or error}.", errno_=error.errno
+            ) from error
+        return SocketListener(sock)
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+
+# ----------------------------------------------------------------------------------------------------------- disk
+
+
+@dataclass(frozen=True, slots=True)
+class DirectIo:
+    """What ``statx`` says about direct I/O on a file. Zero means: refused, or unknown to the kernel."""
+
+    memory_alignment_bytes: int
+    offset_alignment_bytes: int
+
+
+class Disk(abc.ABC):
+    """Files of the local machine. Blocking calls with the meaning and the ``OSError`` of the ``os`` functions of the
+    same name; run them through :meth:`Threads.run` where a trio task must not wait."""
+
+    @abc.abstractmethod
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int: ...
+
+    @abc.abstractmethod
+    def close(self, fd: int) -> None: ...
+
+    @abc.abstractmethod
+    def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int: ...
+
+    @abc.abstractmethod
+    def pwritev(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int: ...
+
+    @abc.abstractmethod
+    def ftruncate(self, fd: int, length_bytes: int) -> None: ...
+
+    @abc.abstractmethod
+    def fdatasync(self, fd: int) -> None: ...
+
+    @abc.abstractmethod
+    def fsync(self, fd: int) -> None: ...
+
+    @abc.abstractmethod
+    def fstat(self, fd: int) -> os.stat_result: ...
+
+    @abc.abstractmethod
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> os.stat_result: ...
+
+    @abc.abstractmethod
+    def statvfs(self, path: str) -> os.statvfs_result: ...
+
+    @abc.abstractmethod
+    def rename(self, source: str, target: str) -> None: ...
+
+    @abc.abstractmethod
+    def link(self, source: str, target: str) -> None: ...
+
+    @abc.abstractmethod
+    def unlink(self, path: str) -> None: ...
+
+    @abc.abstractmethod
+    def mkdir(self, path: str, mode: int = 0o700) -> None: ...
+
+    @abc.abstractmethod
+    def rmdir(self, path: str) -> None: ...
+
+    @abc.abstractmethod
+    def listdir(self, path: str) -> list[str]: ...
+
+    @abc.abstractmethod
+    def utime_now(self, path: str) -> None:
+        """Set both times of a file to the file system's own now."""
+
+    @abc.abstractmethod
+    def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+        """``flock``; False when somebody else holds it. The lock goes with the last descriptor, or the process."""
+
+    @abc.abstractmethod
+    def direct_io(self, fd: int) -> DirectIo:
+        """Alignment that ``O_DIRECT`` needs on this file, as the kernel tells it."""
+
+    # What follows is made of the above.
+
+    def makedirs(self, path: str, mode: int = 0o700) -> None:
+        """Create a directory and its parents; one that exists is fine."""
+        try:
+            self.mkdir(path, mode)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            parent = os.path.dirname(path.rstrip("/"))
+            if parent in ("", path):
+                raise
+            self.makedirs(parent, mode)
+            self.makedirs(path, mode)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def pread_full(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
+        """Fill ``buffer``, going on after short reads; less than its length only at end of file."""
+        done = 0
+        while done < len(buffer):
+            try:
+                count = self.preadv(fd, [buffer[done:]], offset_bytes + done)
+            except InterruptedError:
+                continue
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def pwrite_full(self, fd: int, buffer: Buffer, offset_bytes: int) -> None:
+        """Write all of ``buffer``, going on after short writes."""
+        view = memoryview(buffer)
+        while len(view):
+            try:
+                count = self.pwritev(fd, [view], offset_bytes)
+            except InterruptedError:
+                continue
+            if count == 0:
+                raise OSError(errno.EIO, "write returned 0")
+            view = view[count:]
+            offset_bytes += count
+
+    def read_file(self, path: str) -> bytes:
+        """The whole content of a small file."""
+        fd = self.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = bytearray(self.fstat(fd).st_size)
+            return bytes(content[: self.pread_full(fd, memoryview(content), 0)])
+        finally:
+            self.close(fd)
+
+    def write_file(self, path: str, content: bytes, mode: int = 0o600) -> None:
+        """Replace a small file atomically."""
+        staging = f"{path}.{os.getpid()}.tmp"
+        fd = self.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            self.pwrite_full(fd, content, 0)
+        finally:
+            self.close(fd)
+        self.rename(staging, path)
+
+
+class _StatxBuffer(ctypes.Structure):
+    # The head of struct statx up to the direct I/O fields (Linux 6.1), padded to its full 256 bytes.
+    _fields_ = (
+        ("stx_mask", ctypes.c_uint32),
+        ("_before", ctypes.c_uint8 * 148),
+        ("stx_dio_mem_align", ctypes.c_uint32),
+        ("stx_dio_offset_align", ctypes.c_uint32),
+        ("_after", ctypes.c_uint8 * 96),
+    )
+
+
+_STATX_DIOALIGN = 0x2000
+_AT_EMPTY_PATH = 0x1000
+
+
+class RealDisk(Disk):
+    def __init__(self) -> None:
+        self._statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        return os.preadv(fd, buffers, offset_bytes, flags)
+
+    def pwritev(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        return os.pwritev(fd, buffers, offset_bytes, flags)
+
+    def ftruncate(self, fd: int, length_bytes: int) -> None:
+        os.ftruncate(fd, length_bytes)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(path, follow_symlinks=follow_symlinks)
+
+    def statvfs(self, path: str) -> os.statvfs_result:
+        return os.statvfs(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target, follow_symlinks=False)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None:
+        os.mkdir(path, mode)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def utime_now(self, path: str) -> None:
+        os.utime(path, None, follow_symlinks=False)
+
+    def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+        operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        try:
+            fcntl.flock(fd, operation)
+        except BlockingIOError:
+            return False
+        return True
+
+    def direct_io(self, fd: int) -> DirectIo:
+        if self._statx is None:
+            return DirectIo(0, 0)
+        buffer = _StatxBuffer()
+        if self._statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.byref(buffer)) != 0:
+            return DirectIo(0, 0)
+        if not buffer.stx_mask & _STATX_DIOALIGN:
+            return DirectIo(0, 0)
+        return DirectIo(buffer.stx_dio_mem_align, buffer.stx_dio_offset_align)
+
+
+# -------------------------------------------------------------------------------------------------------- threads
+
+
+class ThreadHandle(Protocol):
+    """A running plain thread."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+
+class Threads(abc.ABC):
+    """Worker threads, and the primitives that plain threads meet at.
+
+    In the simulation a started thread runs to its end at once and :meth:`run` runs inline, so code that hands work
+    to a pool through :meth:`pool` behaves the same, only in one order per seed.
+    """
+
+    @abc.abstractmethod
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts, abandon_on_cancel: bool = False) -> T:
+        """Run a blocking function in a worker thread and wait for it in a trio task."""
+
+    @abc.abstractmethod
+    def start(self, function: Callable[[], None], *, name: str) -> ThreadHandle:
+        """Start a daemon thread."""
+
+    @abc.abstractmethod
+    def pool(self, size: int, *, name: str) -> ThreadPool:
+        """A pool of ``size`` threads that serve one queue; whoever submits bounds what is in flight."""
+
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
+
+    def event(self) -> threading.Event:
+        return threading.Event()
+
+
+class ThreadPool(abc.ABC):
+    """Threads that run submitted jobs. A job is a function without arguments that reports its own outcome."""
+
+    @abc.abstractmethod
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a job. Raises CurvfsError once the pool is closed."""
+
+    @abc.abstractmethod
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Run what is queued, stop the threads; False when one was still busy after ``timeout_s``."""
+
+
+class RealThreads(Threads):
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts, abandon_on_cancel: bool = False) -> T:
+        return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=abandon_on_cancel)
+
+    def start(self, function: Callable[[], None], *, name: str) -> ThreadHandle:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def pool(self, size: int, *, name: str) -> ThreadPool:
+        return RealThreadPool(self, size, name)
+
+
+class RealThreadPool(ThreadPool):
+    def __init__(self, threads: Threads, size: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._workers = [threads.start(self._work, name=f"{name}-{index}") for index in range(size)]
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                raise CurvfsError("The thread pool is closed; no more work is taken.")
+            self._jobs.put(job)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._workers:
+                    self._jobs.put(None)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for worker in self._workers:
+            worker.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(worker.is_alive() for worker in self._workers)
+
+
+# ---------------------------------------------------------------------------------------------------------- world
+
+
+@dataclass(frozen=True)
+class World:
+    """The five parts, handed down from whoever starts: a command, a daemon, a library's ``open``, or a test."""
+
+    clock: Clock = field(default_factory=RealClock)
+    random: Random = field(default_factory=Random)
+    net: Network = field(default_factory=RealNetwork)
+    disk: Disk = field(default_factory=RealDisk)
+    threads: Threads = field(default_factory=RealThreads)
+
+    @classmethod
+    def real(cls) -> World:
+        """The real machine, with random numbers seeded by the operating system."""
+        return cls()
+
+    @classmethod
+    def simulated(cls, seed: int) -> World:
+        """A world made of one seed; run it under :func:`curvfs.simworld.run`."""
+        from curvfs.simworld import simulated_world
+
+        return simulated_world(seed)
