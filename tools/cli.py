@@ -1,0 +1,58 @@
+"""The ``curvfs`` command line: one typer application, one module per command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import curvfs
+from curvfs.errors import UsageError
+
+app = typer.Typer(name="curvfs", add_completion=False, pretty_exceptions_enable=False)
+
+#: Base of typer's own usage errors; typer moved it between modules, its place above BadParameter stayed.
+_CommandLineError: type[Exception] = next(
+    cls for cls in typer.BadParameter.__mro__ if issubclass(cls, Exception) and cls.__name__ == "ClickException"
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"curvfs {curvfs.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _curvfs(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback when a command fails.")] = False,
+) -> None:
+    """A Curvine client, POSIX mount and KV-cache store for LLM inference."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code.
+
+    Raises UsageError for a wrong command line, and whatever the command raises."""
+    try:
+        result = app(list(arguments), prog_name="curvfs", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _CommandLineError as error:
+        raise UsageError(_usage_sentence(error)) from error
+    return result if isinstance(result, int) else 0
+
+
+def _usage_sentence(error: Exception) -> str:
+    message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "curvfs"
+    return f"{message}; see {command} --help."
