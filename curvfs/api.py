@@ -1,0 +1,68 @@
+"""The public face of curvfs. kvstore, mount and tools import this, ``errors``, ``units``, ``config`` and ``world``."""
+
+from __future__ import annotations
+
+from curvfs.client.extents import ReadExtents, WriteExtent
+from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
+from curvfs.client.reader import FileReader
+from curvfs.client.records import (
+    BlockLocation,
+    Extent,
+    FileKind,
+    FileLock,
+    FileStatus,
+    FilesystemInfo,
+    LocalExtent,
+    Located,
+    LockKind,
+    MountPoint,
+    RemoteExtent,
+    StorageState,
+    StorageType,
+    TtlAction,
+    WorkerAddress,
+    WorkerInfo,
+)
+from curvfs.client.sync import (
+    Portal,
+    SyncFileReader,
+    SyncFileSystem,
+    SyncFileWriter,
+    SyncReadExtents,
+    SyncWriteExtent,
+)
+from curvfs.client.writer import FileWriter
+from curvfs.config import ClientConfig, parse_url
+
+__all__ = [
+    "BlockLocation",
+    "ClientConfig",
+    "CurvineFileSystem",
+    "Extent",
+    "FileKind",
+    "FileLock",
+    "FileReader",
+    "FileStatus",
+    "FileWriter",
+    "FilesystemInfo",
+    "LocalExtent",
+    "Located",
+    "LockKind",
+    "MountPoint",
+    "Portal",
+    "ReadExtents",
+    "RemoteExtent",
+    "StorageState",
+    "StorageType",
+    "SyncFileReader",
+    "SyncFileSystem",
+    "SyncFileWriter",
+    "SyncReadExtents",
+    "SyncWriteExtent",
+    "TtlAction",
+    "WorkerAddress",
+    "WorkerInfo",
+    "WriteExtent",
+    "open_filesystem",
+    "parse_url",
+]
