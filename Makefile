@@ -1,0 +1,37 @@
+# Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
+VENV := .venv/bin
+
+.PHONY: demo test lint pytest proto build clean setup-demo setup-test setup-proto
+
+demo: setup-demo
+	@$(VENV)/curvfs demo
+
+test: lint pytest
+
+lint: setup-test
+	@$(VENV)/ruff check curvfs kvstore mount tools tests
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+
+pytest: setup-test
+	@$(VENV)/python -m pytest
+
+proto: setup-proto
+	@$(VENV)/python -m curvfs.wire.pb.generate
+
+build: setup-test
+	@rm -rf dist
+	@$(VENV)/python -m hatchling build
+
+clean:
+	@rm -rf build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+setup-demo:
+	@.ci/setup demo
+
+setup-test:
+	@.ci/setup test
+
+setup-proto:
+	@.ci/setup proto
