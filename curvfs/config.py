@@ -87,9 +87,7 @@ class ClientConfig:
         ):
             self._within(name, 0.001, 86400.0)
 
-    def _within(
-        self, name: str, low: float, high: float, show: Callable[[int | float], str] | None = None
-    ) -> None:
+    def _within(self, name: str, low: float, high: float, show: Callable[[int | float], str] | None = None) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
             write = show or (lambda number: f"{number:g}")

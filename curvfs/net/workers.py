@@ -1,0 +1,226 @@
+"""Block streams on worker connections (specification 1.5, 4.7, 4.11, 5.2).
+
+A worker connection carries one stream at a time, owned by one task. Idle connections are kept per worker, the
+freshest used first. Running frames may be pipelined: the owner sends several before it takes the first reply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from curvfs.config import ClientConfig
+from curvfs.errors import ConnectionLost, DeadlineExceeded, RemoteError, TransportError
+from curvfs.net.cluster import in_context
+from curvfs.net.transport import FrameStream
+from curvfs.wire.codes import ResponseStatus
+from curvfs.wire.session import BlockStream, StreamReply
+from curvfs.world import Buffer, World
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    """Which worker, and where: connections are kept by all three."""
+
+    worker_id: int
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id} at {self.host}:{self.port}"
+
+
+@dataclass(slots=True)
+class _Idle:
+    frames: FrameStream
+    since_s: float
+
+
+class WorkerPool:
+    """Connections to workers: made here, lent to one block stream at a time, taken back when it ended well."""
+
+    def __init__(self, config: ClientConfig, world: World, stats: Counter[str]) -> None:
+        self.config = config
+        self.world = world
+        self.stats = stats
+        self._idle: dict[WorkerKey, list[_Idle]] = {}
+
+    async def open(self, worker: WorkerKey, code: int, header: bytes, *, doing: str) -> tuple[BlockChannel, bytes]:
+        """Open a block stream; the channel and the header of the worker's answer.
+
+        A pooled connection that turns out to be stale is replaced once: an Open changes nothing that a second one
+        would not (5.2). Raises RemoteError when the worker refuses, TransportError when it does not answer.
+        """
+        idle = self._take(worker)
+        if idle is not None:
+            channel = BlockChannel(self, worker, idle, code, doing)
+            try:
+                return channel, await channel.open(header)
+            except ConnectionLost:
+                self.stats["worker_stale_connections"] += 1
+        channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing)
+        return channel, await channel.open(header)
+
+    def _take(self, worker: WorkerKey) -> FrameStream | None:
+        found = self._idle.get(worker)
+        if not found:
+            return None
+        return found.pop().frames
+
+    async def _connect(self, worker: WorkerKey, doing: str) -> FrameStream:
+        timeout_s = self.config.connect_timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                return FrameStream(await self.world.net.connect(worker.host, worker.port))
+        except trio.TooSlowError:
+            raise DeadlineExceeded(
+                f"Cannot {doing}: {worker} did not accept a connection within {timeout_s:g} s."
+            ) from None
+        except TransportError as error:
+            raise type(error)(f"Cannot {doing}: {worker} cannot be reached ({error})") from error
+
+    async def give_back(self, worker: WorkerKey, frames: FrameStream) -> None:
+        """Keep a connection whose stream ended well; close what is too old or too much."""
+        now_s = self.world.clock.monotonic_s()
+        self._idle.setdefault(worker, []).append(_Idle(frames, now_s))
+        surplus = sum(map(len, self._idle.values())) - self.config.idle_worker_connections
+        for key, connections in list(self._idle.items()):
+            while connections and (now_s - connections[0].since_s > self.config.worker_idle_s or surplus > 0):
+                surplus -= 1
+                await connections.pop(0).frames.aclose()
+            if not connections:
+                self._idle.pop(key, None)
+
+    async def aclose(self) -> None:
+        """Close the idle connections; streams in use are closed by their owners."""
+        idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                await connection.frames.aclose()
+
+
+class BlockChannel:
+    """One block stream on one connection. One task at a time.
+
+    After any error but a RemoteError the connection is beyond use: :meth:`release` closes it.
+    """
+
+    def __init__(self, pool: WorkerPool, worker: WorkerKey, frames: FrameStream, code: int, doing: str) -> None:
+        self._pool = pool
+        self._frames = frames
+        self._stream = BlockStream(code, pool.world.random.request_id())
+        self._doing = doing
+        self._broken = False
+        self._released = False
+        self._payload_left = 0
+        self.worker = worker
+
+    @property
+    def outstanding(self) -> int:
+        """Frames sent whose reply was not taken yet."""
+        return self._stream.outstanding
+
+    @property
+    def payload_left(self) -> int:
+        """Bytes of the last reply's payload that were not received yet."""
+        return self._payload_left
+
+    async def open(self, header: bytes) -> bytes:
+        """Send Open and take its answer; closes the connection when that fails."""
+        try:
+            await self.send(self._stream.open(header))
+            return (await self.reply()).header
+        except BaseException:
+            await self.release()
+            raise
+
+    async def running(self, header: bytes = b"", *payload: Buffer) -> None:
+        """Send a Running frame; its reply is taken with :meth:`reply`, in order, later."""
+        await self.send(self._stream.running(header, sum(map(len, payload))), *payload)
+
+    async def finish(self, header: bytes, *, cancel: bool = False) -> None:
+        """Complete (or Cancel) the stream and take the answer; every other reply must have been taken.
+
+        Raises RemoteError when the worker refuses.
+        """
+        await self.send(self._stream.cancel(header) if cancel else self._stream.complete(header))
+        await self.reply()
+
+    async def send(self, prefix: bytes, *payload: Buffer) -> None:
+        with self._exchange():
+            await self._frames.send(prefix, *payload)
+
+    async def reply(self) -> StreamReply:
+        """The next reply. Its payload follows and must be received before the next one. Raises RemoteError."""
+        with self._exchange():
+            head = await self._frames.recv_head()
+            if head is None:
+                raise ConnectionLost(f"{self.worker} closed the connection.")
+            self._stream.check(head)
+            header = await self._frames.recv_header(head)
+            data: bytes | int = b""
+            if head.response is ResponseStatus.ERROR:
+                data = await self._frames.recv_data(head)
+            else:
+                self._payload_left = head.data_len
+            assert isinstance(data, bytes)
+            reply = self._stream.receive(head, header, data)
+        if reply.error is not None:
+            raise in_context(reply.error, f"Cannot {self._doing} on {self.worker}")
+        return reply
+
+    async def receive_payload(self, buffer: memoryview) -> int:
+        """Receive as much of the payload as there is and ``buffer`` holds, straight into it."""
+        count = min(len(buffer), self._payload_left)
+        with self._exchange():
+            await self._frames.recv_exactly(buffer[:count])
+        self._payload_left -= count
+        return count
+
+    async def drain(self) -> None:
+        """Receive and forget everything that was asked for."""
+        with self._exchange():
+            await self._frames.discard(self._payload_left)
+        self._payload_left = 0
+        while self._stream.outstanding:
+            await self.reply()
+            with self._exchange():
+                await self._frames.discard(self._payload_left)
+            self._payload_left = 0
+
+    async def release(self) -> None:
+        """Give the connection back when its stream ended, else close it. Idempotent, never raises."""
+        if self._released:
+            return
+        self._released = True
+        if self._stream.is_finished and not self._broken and not self._payload_left:
+            await self._pool.give_back(self.worker, self._frames)
+        else:
+            with trio.CancelScope(shield=True):
+                await self._frames.aclose()
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Bound an exchange with the worker and tell failures with what was being done."""
+        timeout_s = self._pool.config.data_timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                yield
+        except trio.TooSlowError:
+            self._broken = True
+            raise DeadlineExceeded(
+                f"Cannot {self._doing}: {self.worker} did not answer within {timeout_s:g} s."
+            ) from None
+        except TransportError as error:
+            self._broken = True
+            raise type(error)(f"Cannot {self._doing}: {error}") from error
+        except BaseException:
+            self._broken = True
+            raise
+
+
+__all__ = ["BlockChannel", "RemoteError", "WorkerKey", "WorkerPool"]
