@@ -47,16 +47,15 @@ def decode(
 
 @contextmanager
 def _input(file: str, source: str) -> Iterator[IO[bytes]]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
     try:
-        if file == "-":
-            yield sys.stdin.buffer
-        else:
-            with Path(file).open("rb") as stream:
-                yield stream
-    except BrokenPipeError:
-        raise
+        stream = Path(file).open("rb")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UsageError(f"Cannot read {source}: {error.strerror}; name a file, or - for standard input.") from error
+    with stream:
+        yield stream
 
 
 def _json_frames(stream: IO[bytes], source: str) -> Iterator[dict[str, Any]]:
@@ -116,5 +115,5 @@ def _raw_frames(stream: IO[bytes], source: str) -> Iterator[dict[str, Any]]:
     if decoder.pending_bytes:
         offset = read_bytes - decoder.pending_bytes
         raise UsageError(
-            f"{source} ends inside the frame that begins at byte {offset}: {decoder.pending_bytes} bytes of it are there."
+            f"{source} ends inside the frame that begins at byte {offset}, {decoder.pending_bytes} bytes into it."
         )
