@@ -9,8 +9,10 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
+from tools import wirecmd
 
-app = typer.Typer(name="curvfs", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(wirecmd.app, name="wire")
 
 #: Base of typer's own usage errors; typer moved it between modules, its place above BadParameter stayed.
 _CommandLineError: type[Exception] = next(
@@ -24,9 +26,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _curvfs(
-    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
@@ -34,8 +35,6 @@ def _curvfs(
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback when a command fails.")] = False,
 ) -> None:
     """A Curvine client, POSIX mount and KV-cache store for LLM inference."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,12 +46,20 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _CommandLineError as error:
-        raise UsageError(_usage_sentence(error)) from error
+        sentence = _usage_sentence(error)
+        if sentence is None:
+            return UsageError.exit_code
+        raise UsageError(sentence) from error
     return result if isinstance(result, int) else 0
 
 
-def _usage_sentence(error: Exception) -> str:
-    message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+def _usage_sentence(error: Exception) -> str | None:
+    """What is wrong with the command line; None when a group of commands was named alone and its help was shown."""
+    message = str(getattr(error, "format_message", error.__str__)()).strip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        if message:
+            typer.echo(message)
+        return None
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "curvfs"
-    return f"{message}; see {command} --help."
+    return f"{message.rstrip('.')}; see {command} --help."

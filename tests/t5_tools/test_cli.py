@@ -1,0 +1,123 @@
+"""The command line as a person meets it: real processes, their output and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import curvfs
+from curvfs import errors
+from tools.__main__ import main
+
+COMMAND = (sys.executable, "-P", "-m", "tools")
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((*COMMAND, *arguments), capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_version_comes_from_the_package() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"curvfs {curvfs.__version__}\n", "")
+
+
+def test_without_a_command_help_is_shown() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "serve" in done.stdout and "mount" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("serve",), ("mount",), ("umount",), ("demo",), ("wire",), ("wire", "decode")], ids=" ".join
+)
+def test_every_command_explains_itself(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert " ".join(("curvfs", *command)) in shown
+    assert "--help" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("--nonsense",), ("serve",), ("mount",), ("demo", "--prompts", "many")], ids=" ".join
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("curvfs: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (errors.UsageError("No."), 2, "curvfs: No.\n"),
+        (errors.EnvironmentError_("No device."), 3, "curvfs: No device.\n"),
+        (errors.ConnectFailed("Nobody."), 4, "curvfs: Nobody.\n"),
+        (errors.NotFound("Nothing."), 5, "curvfs: Nothing.\n"),
+        (FileNotFoundError(2, "No such file or directory", "/x"), 1, "curvfs: /x: No such file or directory.\n"),
+        (KeyError("x"), 1, "curvfs: Unexpected KeyError: 'x'; curvfs --debug with the same command shows where.\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (ModuleNotFoundError("No module named 'pyfuse3'", name="pyfuse3"), 3, None),
+        (BaseExceptionGroup("g", [ValueError("a"), ExceptionGroup("h", [errors.NotFound("b")])]), 5, "curvfs: b\n"),
+        (BaseExceptionGroup("g", [KeyboardInterrupt(), errors.NotFound("b")]), 130, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_every_failure_has_one_sentence_and_its_exit_code(
+    raised: BaseException,
+    code: int,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(arguments: object) -> int:
+        raise raised
+
+    monkeypatch.setattr("tools.cli.run", fail)
+    assert main([]) == code
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    if said is None:
+        assert "pip install 'curvfs[fuse]'" in shown
+    else:
+        assert shown == said
+
+
+def test_a_group_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wire"]) == 2
+    captured = capsys.readouterr()
+    assert "decode" in captured.out and captured.err == ""
+
+
+def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "nonsense"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.splitlines()[-1].startswith("curvfs: No such command")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output:
+        done = subprocess.run(
+            (*COMMAND, "--help"), stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    assert done.returncode in (1, 141)
+    assert done.stderr == ""
+
+
+def test_missing_command_line_packages_are_named(tmp_path: Path) -> None:
+    """Without typer, the sentence names the extra that brings it."""
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')\n")
+    done = run("--version", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 3
+    assert done.stderr == (
+        "curvfs: This command needs the Python package typer; install it with: pip install 'curvfs[cli]'.\n"
+    )
