@@ -28,8 +28,10 @@ def parse_size(text: str | int) -> int:
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r} is not a size; write a number with B, KB, MB, GB, TB or PB, such as 128MB.")
-    return int(float(found[1]) * _SIZE_UNITS[found[2].lower()]) if "." in found[1] else (
-        int(found[1]) * _SIZE_UNITS[found[2].lower()]
+    return (
+        int(float(found[1]) * _SIZE_UNITS[found[2].lower()])
+        if "." in found[1]
+        else (int(found[1]) * _SIZE_UNITS[found[2].lower()])
     )
 
 

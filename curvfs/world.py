@@ -14,16 +14,20 @@ does, to be mapped at the edge that knows what was being done.
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import queue
 import random
 import socket
+import stat
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, TypeVarTuple
@@ -37,6 +41,13 @@ Ts = TypeVarTuple("Ts")
 
 #: Anything that holds contiguous bytes.
 Buffer = bytes | bytearray | memoryview
+
+
+def bytes_of(buffer: Buffer) -> memoryview:
+    """The same memory seen as single bytes, whatever the buffer's items are; no copy."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
 
 # ---------------------------------------------------------------------------------------------------------- clock
 
@@ -52,9 +63,9 @@ class Clock(abc.ABC):
     def time_ms(self) -> int:
         """Milliseconds since the Unix epoch; may step. Callable from any thread."""
 
-    @abc.abstractmethod
     async def sleep(self, duration_s: float) -> None:
-        """Sleep in a trio task."""
+        """Sleep in a trio task, on trio's clock, which the simulation replaces."""
+        await trio.sleep(duration_s)
 
     @abc.abstractmethod
     def block(self, duration_s: float) -> None:
@@ -67,9 +78,6 @@ class RealClock(Clock):
 
     def time_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    async def sleep(self, duration_s: float) -> None:
-        await trio.sleep(duration_s)
 
     def block(self, duration_s: float) -> None:
         time.sleep(duration_s)
@@ -117,7 +125,8 @@ class Stream(abc.ABC):
         """Close; never raises."""
 
     async def recv_exactly(self, buffer: memoryview) -> int:
-        """Fill ``buffer``; returns the number of bytes received, less than its length only at end of stream."""
+        """Fill ``buffer``; returns the number of bytes received, less than its size only at end of stream."""
+        buffer = bytes_of(buffer)
         done = 0
         while done < len(buffer):
             count = await self.recv_into(buffer[done:])
@@ -159,6 +168,17 @@ class Network(abc.ABC):
 #: sendmsg takes at most IOV_MAX pieces.
 _IOV_MAX = 1024
 
+_PORT_MAX = 65535
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    """What went wrong, in the system's words alone."""
+    if isinstance(error, UnicodeError):
+        return "it is no host name"
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
 
 class SocketStream(Stream):
     """A :class:`Stream` over a connected trio socket."""
@@ -169,33 +189,34 @@ class SocketStream(Stream):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def _lost(self, error: OSError) -> ConnectionLost:
+    def _lost(self, error: OSError | trio.ClosedResourceError) -> ConnectionLost:
+        if isinstance(error, trio.ClosedResourceError) or error.errno == errno.EBADF:
+            return ConnectionLost(f"The connection to {self.peer} was lost: it was closed on this side.")
         return ConnectionLost(f"The connection to {self.peer} was lost: {error.strerror or error}.")
 
     async def send(self, *buffers: Buffer) -> None:
-        pending = [view for view in map(memoryview, buffers) if len(view)]
+        pending = deque(view for view in map(bytes_of, buffers) if view)
         try:
             while pending:
-                sent = await self._sock.sendmsg(pending[:_IOV_MAX])
+                sent = await self._sock.sendmsg(list(itertools.islice(pending, _IOV_MAX)))
                 while pending and sent >= len(pending[0]):
-                    sent -= len(pending.pop(0))
+                    sent -= len(pending.popleft())
                 if sent:
                     pending[0] = pending[0][sent:]
-        except OSError as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise self._lost(error) from error
 
     async def recv_into(self, buffer: memoryview) -> int:
         try:
             return await self._sock.recv_into(buffer)
-        except OSError as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise self._lost(error) from error
 
     async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
-        out = self._sock.fileno()
         try:
             while count_bytes:
-                try:
-                    sent = os.sendfile(out, fd, offset_bytes, count_bytes)
+                try:  # the descriptor is asked for each time: another task may have closed the socket meanwhile
+                    sent = os.sendfile(self._sock.fileno(), fd, offset_bytes, count_bytes)
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._sock)
                     continue
@@ -204,7 +225,7 @@ class SocketStream(Stream):
                 offset_bytes += sent
                 count_bytes -= sent
                 await trio.lowlevel.checkpoint()
-        except OSError as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise self._lost(error) from error
 
     async def aclose(self) -> None:
@@ -223,13 +244,16 @@ class SocketListener(Listener):
         while True:
             try:
                 sock, address = await self._sock.accept()
+            except trio.ClosedResourceError as error:
+                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: it was closed.") from error
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     await trio.sleep(0.1)  # out of descriptors for now: clients wait in the backlog
                     continue
                 if error.errno in (errno.ECONNABORTED, errno.EINTR, errno.EPROTO):
                     continue
-                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: {error}.") from error
+                reason = "it was closed" if error.errno == errno.EBADF else error.strerror or str(error)
+                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: {reason}.") from error
             return SocketStream(sock, f"{address[0]}:{address[1]}")
 
     async def aclose(self) -> None:
@@ -240,10 +264,12 @@ class SocketListener(Listener):
 class RealNetwork(Network):
     async def connect(self, host: str, port: int) -> Stream:
         last: OSError | None = None
+        if not 0 < port <= _PORT_MAX:
+            raise ConnectFailed(f"Cannot connect to {host}:{port}: a port is a number from 1 to {_PORT_MAX}.")
         try:
             found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConnectFailed(f"The host name {host!r} cannot be resolved: {error.strerror}.") from error
+        except (OSError, UnicodeError) as error:
+            raise ConnectFailed(f"The host name {host!r} cannot be resolved: {_reason(error)}.") from error
         for family, kind, protocol, _, address in found:
             sock = trio.socket.socket(family, kind, protocol)
             try:
@@ -256,11 +282,15 @@ class RealNetwork(Network):
                 raise
             else:
                 return SocketStream(sock, f"{host}:{port}")
-        reason = (last.strerror or str(last)) if last else "no address"
+        reason = _reason(last) if last else "no address"
         raise ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.") from last
 
     async def listen(self, host: str, port: int) -> Listener:
         sock = None
+        if not 0 <= port <= _PORT_MAX:
+            raise EnvironmentError_(
+                f"Cannot listen on {host}:{port}: a port is a number from 0 to {_PORT_MAX}.", errno_=errno.EINVAL
+            )
         try:
             family, kind, protocol, _, address = (
                 await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -269,11 +299,12 @@ class RealNetwork(Network):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await sock.bind(address)
             sock.listen(1024)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             if sock is not None:
                 sock.close()
+            number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
             raise EnvironmentError_(
-                f"Cannot listen on {host}:{port}: {error.strerror or error}.", errno_=error.errno
+                f"Cannot listen on {host}:{port}: {_reason(error)}.", errno_=number or errno.EADDRNOTAVAIL
             ) from error
         return SocketListener(sock)
 
@@ -359,11 +390,12 @@ class Disk(abc.ABC):
     # What follows is made of the above.
 
     def makedirs(self, path: str, mode: int = 0o700) -> None:
-        """Create a directory and its parents; one that exists is fine."""
+        """Create a directory and its parents; one that exists is fine, a file in its place is not."""
         try:
             self.mkdir(path, mode)
         except FileExistsError:
-            return
+            if not stat.S_ISDIR(self.stat(path).st_mode):
+                raise
         except FileNotFoundError:
             parent = os.path.dirname(path.rstrip("/"))
             if parent in ("", path):
@@ -379,7 +411,8 @@ class Disk(abc.ABC):
         return True
 
     def pread_full(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
-        """Fill ``buffer``, going on after short reads; less than its length only at end of file."""
+        """Fill ``buffer``, going on after short reads; less than its size only at end of file."""
+        buffer = bytes_of(buffer)
         done = 0
         while done < len(buffer):
             try:
@@ -393,7 +426,7 @@ class Disk(abc.ABC):
 
     def pwrite_full(self, fd: int, buffer: Buffer, offset_bytes: int) -> None:
         """Write all of ``buffer``, going on after short writes."""
-        view = memoryview(buffer)
+        view = bytes_of(buffer)
         while len(view):
             try:
                 count = self.pwritev(fd, [view], offset_bytes)
@@ -414,14 +447,25 @@ class Disk(abc.ABC):
             self.close(fd)
 
     def write_file(self, path: str, content: bytes, mode: int = 0o600) -> None:
-        """Replace a small file atomically."""
-        staging = f"{path}.{os.getpid()}.tmp"
-        fd = self.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        """Replace a small file atomically: a reader, and whoever comes after our death, sees the old or the new one
+        whole. Not synced: after a power cut it may be torn."""
+        for attempt in itertools.count():
+            staging = f"{path}.{attempt}.tmp"  # nobody else's: two writers of one path must not share it
+            try:
+                fd = self.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            except FileExistsError:
+                continue
+            break
         try:
-            self.pwrite_full(fd, content, 0)
-        finally:
-            self.close(fd)
-        self.rename(staging, path)
+            try:
+                self.pwrite_full(fd, content, 0)
+            finally:
+                self.close(fd)
+            self.rename(staging, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.unlink(staging)
+            raise
 
 
 class _StatxBuffer(ctypes.Structure):
