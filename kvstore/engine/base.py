@@ -1,0 +1,45 @@
+"""What moves bytes between slabs and files. One small interface, so that engines can be exchanged and compared."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A descriptor to read or write from its beginning. ``alignment_bytes`` is what offsets, lengths and memory must
+    be multiples of; 1 when the descriptor is not a direct one."""
+
+    fd: int
+    path: str
+    alignment_bytes: int = 1
+
+
+class Engine(abc.ABC):
+    """Runs jobs on ``depth`` workers, and the transfers that the jobs ask for.
+
+    :meth:`read` and :meth:`write` are called from inside a job and come back when the kernel is done with the memory,
+    never earlier: whoever owns the buffer may reuse it then. They raise ``OSError``.
+    """
+
+    name: str
+    depth: int
+
+    @abc.abstractmethod
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a job, which reports its own outcome. Raises CurvfsError once the engine is closed."""
+
+    @abc.abstractmethod
+    def read(self, file: OpenFile, view: memoryview) -> int:
+        """Fill ``view`` from the start of the file, going on after short reads and interruptions; the bytes read, less
+        than asked only at the end of the file."""
+
+    @abc.abstractmethod
+    def write(self, file: OpenFile, view: memoryview) -> None:
+        """Write all of ``view`` at the start of the file, going on after short writes and interruptions."""
+
+    @abc.abstractmethod
+    def close(self, timeout_s: float) -> bool:
+        """Run what is queued and stop; False when a worker was still busy after ``timeout_s``."""

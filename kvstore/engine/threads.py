@@ -1,0 +1,62 @@
+"""The engine that is always there: plain threads with ``preadv`` and ``pwritev``."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from curvfs.units import align_down
+from curvfs.world import World
+from kvstore.engine.base import Engine, OpenFile
+
+#: Calls in a row that may come back without progress (interrupted, or shorter than the alignment) before we give up.
+_FRUITLESS_LIMIT = 100
+
+
+class ThreadsEngine(Engine):
+    name = "threads"
+
+    def __init__(self, world: World, *, depth: int) -> None:
+        self.depth = depth
+        self._disk = world.disk
+        self._pool = world.threads.pool(depth, name="kvstore")
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._pool.submit(job)
+
+    def read(self, file: OpenFile, view: memoryview) -> int:
+        done = fruitless = 0
+        while done < len(view):
+            try:
+                count = self._disk.preadv(file.fd, [view[done:]], done)
+            except (InterruptedError, BlockingIOError):
+                count = None
+            if count == 0:
+                break
+            # After a short direct read the next one must begin on the alignment again: the odd rest is read twice.
+            reached = done if count is None else done + count
+            step = reached if reached == len(view) else align_down(reached, file.alignment_bytes)
+            fruitless = 0 if step > done else fruitless + 1
+            if fruitless > _FRUITLESS_LIMIT:
+                if count is None:
+                    raise OSError(errno.EAGAIN, "the read was interrupted again and again", file.path)
+                return reached
+            done = step
+        return done
+
+    def write(self, file: OpenFile, view: memoryview) -> None:
+        done = fruitless = 0
+        while done < len(view):
+            try:
+                count = self._disk.pwritev(file.fd, [view[done:]], done)
+            except (InterruptedError, BlockingIOError):
+                count = 0
+            reached = done + count
+            step = reached if reached == len(view) else align_down(reached, file.alignment_bytes)
+            fruitless = 0 if step > done else fruitless + 1
+            if fruitless > _FRUITLESS_LIMIT:
+                raise OSError(errno.EIO, "writes make no progress", file.path)
+            done = step
+
+    def close(self, timeout_s: float) -> bool:
+        return self._pool.close(timeout_s)

@@ -1,0 +1,85 @@
+"""Aligned buffers that direct I/O reads into and writes from: a bounded pool of anonymous mappings.
+
+A slab belongs to whoever acquired it until it is released, and is released only by the thread that ran the I/O, after
+the call into the kernel came back. So a completion that is late finds its slab still its own, whatever its caller has
+given up on in the meantime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+from curvfs.errors import EnvironmentError_
+from curvfs.units import align_up, format_size
+from curvfs.world import World
+
+#: Slabs of at least this size ask for huge pages: the kernel pins one page instead of 512 per direct call.
+_HUGE_BYTES = 2 << 20
+
+
+class Slab:
+    """``size_bytes`` bytes of page-aligned memory: ``view`` for Python, ``address`` for copies that release the GIL."""
+
+    __slots__ = ("_map", "address", "size_bytes", "view")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = align_up(size_bytes, mmap.PAGESIZE)
+        try:
+            self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise EnvironmentError_(
+                f"No memory for a buffer of {format_size(self.size_bytes)}: {error.strerror}. Open the store with a"
+                " smaller depth, or a geometry with smaller pages.",
+                errno_=error.errno,
+            ) from error
+        # A forked child must not share pages that the kernel is reading into.
+        self._map.madvise(mmap.MADV_DONTFORK)
+        if self.size_bytes >= _HUGE_BYTES:
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:  # a kernel built without them
+                pass
+        self.view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+
+class SlabPool:
+    """At most ``count`` slabs, made when first needed and kept. Callable from any thread."""
+
+    def __init__(self, world: World, *, count: int, size_bytes: int) -> None:
+        self.count = count
+        self.size_bytes = size_bytes
+        self.in_use = 0
+        self._clock = world.clock
+        self._free: list[Slab] = []
+        self._changed = world.threads.condition()
+
+    def acquire(self, timeout_s: float) -> Slab | None:
+        """A slab of unknown content, or None when none came free in time."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while self.in_use >= self.count:
+                left_s = deadline_s - self._clock.monotonic_s()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+            self.in_use += 1
+            if self._free:
+                return self._free.pop()
+        try:
+            return Slab(self.size_bytes)
+        except BaseException:
+            with self._changed:
+                self.in_use -= 1
+            raise
+
+    def release(self, slab: Slab) -> None:
+        with self._changed:
+            self.in_use -= 1
+            self._free.append(slab)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let go of the free ones; the rest goes when its I/O is done."""
+        with self._changed:
+            self._free.clear()
