@@ -389,6 +389,12 @@ class Disk(abc.ABC):
 
     # What follows is made of the above.
 
+    def rename_noreplace(self, source: str, target: str) -> None:
+        """Move a file to a name that must be free: FileExistsError when it is not. Atomic for readers of ``target``;
+        where the file system has no such rename, the file has both names for a moment."""
+        self.link(source, target)
+        self.unlink(source)
+
     def makedirs(self, path: str, mode: int = 0o700) -> None:
         """Create a directory and its parents; one that exists is fine, a file in its place is not."""
         try:
@@ -479,13 +485,17 @@ class _StatxBuffer(ctypes.Structure):
     )
 
 
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
 _STATX_DIOALIGN = 0x2000
 _AT_EMPTY_PATH = 0x1000
 
 
 class RealDisk(Disk):
     def __init__(self) -> None:
-        self._statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._statx = getattr(libc, "statx", None)
+        self._renameat2 = getattr(libc, "renameat2", None)
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -519,6 +529,16 @@ class RealDisk(Disk):
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        if self._renameat2 is not None:
+            names = (os.fsencode(source), os.fsencode(target))
+            if self._renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
+                return
+            number = ctypes.get_errno()
+            if number not in (errno.EINVAL, errno.ENOSYS):
+                raise OSError(number, os.strerror(number), source, None, target)
+        super().rename_noreplace(source, target)
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)
