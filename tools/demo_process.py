@@ -42,11 +42,11 @@ class Replica:
                 await self._process.stdin.send_all(json.dumps(request).encode() + b"\n")
                 answer: dict[str, Any] = json.loads(await self._line())
             except (trio.BrokenResourceError, EOFError):
-                raise CurvfsError(f"Replica {self.name} ended in the middle of the demo; see its output above.") from None
+                raise CurvfsError(f"Replica {self.name} ended in mid-demo; see its output above.") from None
             if "error" in answer:
                 raise CurvfsError(f"Replica {self.name}: {answer['error']}")
             return answer
-        raise CurvfsError(f"Replica {self.name} did not answer within {timeout_s:.0f} s; the machine may be overloaded.")
+        raise CurvfsError(f"Replica {self.name} did not answer within {timeout_s:.0f} s; is the machine overloaded?")
 
     async def _line(self) -> bytes:
         assert self._process.stdout is not None

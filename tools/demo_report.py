@@ -38,7 +38,7 @@ class Row:
         return {**asdict(self), "speedup": self.speedup, "gib_per_s": self.gib_per_s}
 
 
-_COLUMNS = (
+_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("prompt", 7, lambda row: f"{row.tokens:,}"),
     ("hit tokens", 11, lambda row: f"{row.hit_tokens:,}"),
     ("MiB", 8, lambda row: f"{row.loaded_bytes / MIB:.1f}"),
@@ -47,7 +47,7 @@ _COLUMNS = (
     ("TTFT shared", 13, lambda row: f"{row.shared_s:.3f} s"),
     ("speed-up", 10, lambda row: f"{row.speedup:.1f}×"),
     ("logits differ by", 18, lambda row: f"{row.logit_difference:.1e}"),
-)  # type: tuple[tuple[str, int, Callable[[Row], str]], ...]
+)
 
 
 def table_head() -> str:
@@ -88,12 +88,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     lengths = [row.tokens for row in rows]
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     axes.plot(lengths, [row.cold_s for row in rows], "o-", color="#b04a3a", label="cold: prefill everything")
-    axes.plot(lengths, [row.shared_s for row in rows], "s-", color="#2f6f9f", label="shared: load pages, prefill the rest")
+    axes.plot(lengths, [row.shared_s for row in rows], "s-", color="#2f6f9f", label="shared: load, prefill the rest")
     for row in rows:
         axes.annotate(
             f"{row.speedup:.1f}×", (row.tokens, row.shared_s), xytext=(0, 8), textcoords="offset points", ha="center"
         )
-    axes.set(xlabel="prompt length (tokens)", ylabel="time to first token (s)", title="KV cache shared between replicas")
+    axes.set(xlabel="prompt length (tokens)", ylabel="time to first token (s)", title="KV shared between replicas")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
