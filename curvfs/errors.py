@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import ClassVar
 
 
@@ -258,38 +259,42 @@ KINDS: dict[int, tuple[str, type[RemoteError], int]] = {
     KIND_COMMON: ("Common", RemoteError, errno.EIO),
 }
 
-#: Untyped errors worth recognising, in order: the first text found (in the lower-cased message) decides.
-#: All fragments of an entry must be there. Advisory: the texts may change between versions.
-_TEXT_RULES: tuple[tuple[tuple[str, ...], type[RemoteError], int], ...] = (
-    (("rejected by compatibility policy",), RemoteError, errno.EPROTO),
-    (("parent directory doesn't exist",), NotFound, errno.ENOENT),
-    (("parent path is not a directory",), NotADirectory, errno.ENOTDIR),
-    (("path not a dir",), NotADirectory, errno.ENOTDIR),
-    (("parent ", "does not exist"), NotFound, errno.ENOENT),
-    (("directory does not exist",), NotFound, errno.ENOENT),
-    (("file does not exist",), NotFound, errno.ENOENT),
-    (("cannot create link to directory",), InvalidRequest, errno.EPERM),
-    (("already exists as a dir",), IsADirectory, errno.EISDIR),
-    (("is a directory",), IsADirectory, errno.EISDIR),
-    (("not a file",), IsADirectory, errno.EISDIR),
-    (("exchange mode is not supported",), InvalidRequest, errno.EINVAL),
-    (("block", "not exists"), BlockNotFound, errno.EIO),
-    (("not exists",), NotFound, errno.ENOENT),
-    (("path too long",), InvalidRequest, errno.ENAMETOOLONG),
-    (("absolute path required",), InvalidRequest, errno.EINVAL),
-    (("is invalid",), InvalidRequest, errno.EINVAL),
-    (("no available worker",), OutOfSpace, errno.ENOSPC),
-    (("no workers available",), OutOfSpace, errno.ENOSPC),
-    (("storage capacity",), OutOfSpace, errno.ENOSPC),
-    (("not enough space",), OutOfSpace, errno.ENOSPC),
-    (("cannot delete mount point root",), InProgress, errno.EBUSY),
-    (("all replicas has been lost",), NoAvailableWorker, errno.EIO),
-    (("unsupported operation",), Unsupported, errno.ENOSYS),
-    (("permission denied",), RemoteError, errno.EACCES),
-    (("os error 13",), RemoteError, errno.EACCES),
-    (("not implemented",), Unsupported, errno.ENOSYS),
-    (("unsupported",), Unsupported, errno.ENOSYS),
+#: Untyped errors worth recognising, in order: the first pattern found in the server's text (without the thread and
+#: source line it puts around it) decides. Anchored where a path, which may hold any words, stands beside the fragment.
+#: Advisory: the texts may change between versions.
+_TEXT_RULES: tuple[tuple[re.Pattern[str], type[RemoteError], int], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), cls, number)
+    for pattern, cls, number in (
+        (r"^block \d+ not exists", BlockNotFound, errno.EIO),
+        (r"^(File|Path) .* not exists", NotFound, errno.ENOENT),
+        (r"^(File|Directory) does not exist", NotFound, errno.ENOENT),
+        (r"^Parent directory doesn't exist", NotFound, errno.ENOENT),
+        (r"^Parent .* does not exist", NotFound, errno.ENOENT),
+        (r"Parent path is not a directory", NotADirectory, errno.ENOTDIR),
+        (r"Path not a dir", NotADirectory, errno.ENOTDIR),
+        (r"already exists as a dir", IsADirectory, errno.EISDIR),
+        (r" is a directory", IsADirectory, errno.EISDIR),
+        (r"^Not a file", IsADirectory, errno.EISDIR),
+        (r"^Cannot create link to directory", InvalidRequest, errno.EPERM),
+        (r"exchange mode is not supported", InvalidRequest, errno.EINVAL),
+        (r"Path too long", InvalidRequest, errno.ENAMETOOLONG),
+        (r"Absolute path required", InvalidRequest, errno.EINVAL),
+        (r"^Path .* is invalid", InvalidRequest, errno.EINVAL),
+        (r"No available worker", OutOfSpace, errno.ENOSPC),
+        (r"No workers available", OutOfSpace, errno.ENOSPC),
+        (r"storage capacity", OutOfSpace, errno.ENOSPC),
+        (r"Not enough space", OutOfSpace, errno.ENOSPC),
+        (r"cannot delete mount point root", InProgress, errno.EBUSY),
+        (r"all replicas has been lost", NoAvailableWorker, errno.EIO),
+        (r"Lost \(no worker can read\)", NoAvailableWorker, errno.EIO),
+        (r"rejected by compatibility policy", RemoteError, errno.EPROTO),
+        (r"permission denied|os error 13\b", RemoteError, errno.EACCES),
+        (r"Unsupported operation|not implemented|unsupported", Unsupported, errno.ENOSYS),
+    )
 )
+
+#: What the generic constructor puts around a text: ``[<thread>] ERROR: <text>(<file>:<line>)``.
+_WRAPPED = re.compile(r"(?:\[[^]]*\] ERROR: )?(.*?)(?:\([^()\s]+\.rs:\d+\))?", re.DOTALL)
 
 
 def kind_name(kind: int) -> str:
@@ -303,14 +308,15 @@ def from_reply(kind: int, text: str, *, doing: str = "") -> RemoteError:
     Kinds without an errno of their own are searched for the texts of specification section 1.9.
     """
     name, cls, number = KINDS.get(kind, KINDS[KIND_COMMON])
+    found = _WRAPPED.fullmatch(text.strip())
+    plain = found[1] if found else text
     if cls is RemoteError and number == errno.EIO:
-        lowered = text.lower()
-        for fragments, rule_cls, rule_errno in _TEXT_RULES:
-            if all(fragment in lowered for fragment in fragments):
+        for pattern, rule_cls, rule_errno in _TEXT_RULES:
+            if pattern.search(plain):
                 cls, number = rule_cls, rule_errno
                 break
     prefix = f"{doing}: " if doing else ""
-    return cls(f"{prefix}{text.strip() or name} (Curvine error {name})", kind=kind, text=text, errno_=number)
+    return cls(f"{prefix}{plain or name} (Curvine error {name})", kind=kind, text=text, errno_=number)
 
 
 def from_os_error(error: OSError, *, doing: str) -> CurvfsError:

@@ -16,9 +16,22 @@ from dataclasses import dataclass, field
 
 import trio
 
-from curvfs.errors import ConnectFailed, ConnectionLost, EnvironmentError_
+from curvfs.errors import ConnectionLost
 from curvfs.simcore import SimProcess, Universe
-from curvfs.world import Buffer, Disk, Listener, Network, Random, Stream, bytes_of
+from curvfs.world import (
+    Buffer,
+    Disk,
+    Listener,
+    Network,
+    Random,
+    Stream,
+    bytes_of,
+    cannot_connect,
+    cannot_listen,
+    cannot_resolve,
+    check_connect_port,
+    check_listen_port,
+)
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _ANY_NAMES = ("0.0.0.0", "::", "")
@@ -425,9 +438,10 @@ class SimNetwork(Network):
     async def connect(self, host: str, port: int) -> Stream:
         self._process.enter("connect", f"{host}:{port}")
         await trio.lowlevel.checkpoint()
+        check_connect_port(host, port)
         target = self._internet.machines.get(self.machine.name if host in _LOCAL_NAMES else host)
         if target is None:
-            raise ConnectFailed(f"The host name {host!r} cannot be resolved: Name or service not known.")
+            raise cannot_resolve(host, "Name or service not known")
         link = self._internet.link(self.machine.name, target.name)
         for wait_s in _SYN_RETRIES_S:
             await trio.sleep_until(trio.current_time() + link.delay_s())
@@ -438,12 +452,12 @@ class SimNetwork(Network):
                 break
             await trio.sleep_until(trio.current_time() + wait_s)
         else:
-            raise ConnectFailed(f"Cannot connect to {host}:{port}: Connection timed out.")
+            raise cannot_connect(host, port, "Connection timed out")
         faults = self._process.universe.faults
         if listener is not None and listener.host in _LOCAL_NAMES and target is not self.machine:
             listener = None  # bound to the loopback address of another machine
         if listener is None or faults.strikes("refuse", faults.refuse, target.name):
-            raise ConnectFailed(f"Cannot connect to {host}:{port}: Connection refused.")
+            raise cannot_connect(host, port, "Connection refused")
         stream = self._join(listener, f"{host}:{port}", link)
         try:
             await trio.sleep_until(trio.current_time() + link.delay_s())
@@ -478,14 +492,13 @@ class SimNetwork(Network):
     async def listen(self, host: str, port: int) -> Listener:
         self._process.enter("listen", f"{host}:{port}")
         await trio.lowlevel.checkpoint()
+        check_listen_port(host, port)
         if host not in (*_LOCAL_NAMES, *_ANY_NAMES, self.machine.name):
-            raise EnvironmentError_(
-                f"Cannot listen on {host}:{port}: Cannot assign requested address.", errno_=errno.EADDRNOTAVAIL
-            )
+            raise cannot_listen(host, port, "Cannot assign requested address", errno.EADDRNOTAVAIL)
         if port == 0:
             port = self.machine.free_port()
         if port in self.machine.listeners:
-            raise EnvironmentError_(f"Cannot listen on {host}:{port}: Address already in use.", errno_=errno.EADDRINUSE)
+            raise cannot_listen(host, port, "Address already in use", errno.EADDRINUSE)
         listener = SimListener(self._process, self, host, port)
         self.machine.listeners[port] = listener
         self._listeners[listener] = None

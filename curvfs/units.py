@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from curvfs.errors import ConfigError
@@ -28,16 +29,17 @@ def parse_size(text: str | int) -> int:
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r} is not a size; write a number with B, KB, MB, GB, TB or PB, such as 128MB.")
-    return (
-        int(float(found[1]) * _SIZE_UNITS[found[2].lower()])
-        if "." in found[1]
-        else (int(found[1]) * _SIZE_UNITS[found[2].lower()])
-    )
+    unit_bytes = _SIZE_UNITS[found[2].lower()]
+    return int(float(found[1]) * unit_bytes) if "." in found[1] else int(found[1]) * unit_bytes
 
 
 def parse_duration(text: str | int | float, *, bare_unit: str = "ms") -> float:
     """Seconds in ``"30s"``, ``"100ms"``, ``"10m"``, ``"1h"``; a bare number counts in ``bare_unit``."""
-    found = _DURATION.fullmatch(str(text))
+    if isinstance(text, int | float):
+        if not 0 <= text < math.inf:
+            raise ConfigError(f"{text} is not a duration: it must be finite and not negative.")
+        return text * _DURATION_UNITS_S[bare_unit]
+    found = _DURATION.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r} is not a duration; write a number with ms, s, m, h or d, such as 30s.")
     return float(found[1]) * _DURATION_UNITS_S[(found[2] or bare_unit).lower()]
@@ -47,8 +49,9 @@ def format_size(size_bytes: int | float) -> str:
     """``"0 B"``, ``"512 B"``, ``"1.5 KiB"``, ``"3.0 GiB"``."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        shown = f"{value:.0f}" if unit == "B" else f"{value:.1f}"
+        if abs(float(shown)) < 1024:
+            return f"{shown} {unit}"
         value /= 1024
     return f"{value:.1f} PiB"
 

@@ -46,7 +46,7 @@ Buffer = bytes | bytearray | memoryview
 def bytes_of(buffer: Buffer) -> memoryview:
     """The same memory seen as single bytes, whatever the buffer's items are; no copy."""
     view = memoryview(buffer)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 # ---------------------------------------------------------------------------------------------------------- clock
@@ -165,10 +165,36 @@ class Network(abc.ABC):
         """This machine's own name."""
 
 
+_PORT_MAX = 65535
+
+
+def cannot_connect(host: str, port: int, reason: str) -> ConnectFailed:
+    """The error of every network for a connect that failed."""
+    return ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.")
+
+
+def cannot_resolve(host: str, reason: str) -> ConnectFailed:
+    """The error of every network for a name that leads nowhere."""
+    return ConnectFailed(f"The host name {host!r} cannot be resolved: {reason}.")
+
+
+def cannot_listen(host: str, port: int, reason: str, errno_: int) -> EnvironmentError_:
+    """The error of every network for an address that cannot be had."""
+    return EnvironmentError_(f"Cannot listen on {host}:{port}: {reason}.", errno_=errno_)
+
+
+def check_connect_port(host: str, port: int) -> None:
+    if not 0 < port <= _PORT_MAX:
+        raise cannot_connect(host, port, f"a port is a number from 1 to {_PORT_MAX}")
+
+
+def check_listen_port(host: str, port: int) -> None:
+    if not 0 <= port <= _PORT_MAX:
+        raise cannot_listen(host, port, f"a port is a number from 0 to {_PORT_MAX}", errno.EINVAL)
+
+
 #: sendmsg takes at most IOV_MAX pieces.
 _IOV_MAX = 1024
-
-_PORT_MAX = 65535
 
 
 def _reason(error: OSError | UnicodeError) -> str:
@@ -264,12 +290,11 @@ class SocketListener(Listener):
 class RealNetwork(Network):
     async def connect(self, host: str, port: int) -> Stream:
         last: OSError | None = None
-        if not 0 < port <= _PORT_MAX:
-            raise ConnectFailed(f"Cannot connect to {host}:{port}: a port is a number from 1 to {_PORT_MAX}.")
+        check_connect_port(host, port)
         try:
             found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ConnectFailed(f"The host name {host!r} cannot be resolved: {_reason(error)}.") from error
+            raise cannot_resolve(host, _reason(error)) from error
         for family, kind, protocol, _, address in found:
             sock = trio.socket.socket(family, kind, protocol)
             try:
@@ -282,15 +307,11 @@ class RealNetwork(Network):
                 raise
             else:
                 return SocketStream(sock, f"{host}:{port}")
-        reason = _reason(last) if last else "no address"
-        raise ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.") from last
+        raise cannot_connect(host, port, _reason(last) if last else "no address") from last
 
     async def listen(self, host: str, port: int) -> Listener:
         sock = None
-        if not 0 <= port <= _PORT_MAX:
-            raise EnvironmentError_(
-                f"Cannot listen on {host}:{port}: a port is a number from 0 to {_PORT_MAX}.", errno_=errno.EINVAL
-            )
+        check_listen_port(host, port)
         try:
             family, kind, protocol, _, address = (
                 await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -303,9 +324,7 @@ class RealNetwork(Network):
             if sock is not None:
                 sock.close()
             number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
-            raise EnvironmentError_(
-                f"Cannot listen on {host}:{port}: {_reason(error)}.", errno_=number or errno.EADDRNOTAVAIL
-            ) from error
+            raise cannot_listen(host, port, _reason(error), number or errno.EADDRNOTAVAIL) from error
         return SocketListener(sock)
 
     def hostname(self) -> str:
