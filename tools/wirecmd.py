@@ -115,5 +115,6 @@ def _raw_frames(stream: IO[bytes], source: str) -> Iterator[dict[str, Any]]:
     if decoder.pending_bytes:
         offset = read_bytes - decoder.pending_bytes
         raise UsageError(
-            f"{source} ends inside the frame that begins at byte {offset}, {decoder.pending_bytes} bytes into it."
+            f"The last frame of {source} is cut: it begins at byte {offset}, "
+            f"and only {decoder.pending_bytes} bytes of it are there."
         )

@@ -142,7 +142,7 @@ class UnaryCalls:
             )
         _check_echo(head, code, RequestStatus.RPC, head.req_id, UNARY_SEQ_ID)
 
-    def receive(self, head: FrameHead, header: bytes, data: Buffer = b"") -> tuple[int, Reply]:
+    def receive(self, head: FrameHead, header: bytes = b"", data: Buffer = b"") -> tuple[int, Reply]:
         """The req_id that ``head`` answers, and the reply. Raises :class:`RemoteProtocolError`."""
         self.check(head)
         del self._outstanding[head.req_id]
