@@ -7,11 +7,15 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from curvfs.wire.codes import RequestStatus, ResponseStatus
 from curvfs.wire.frame import Frame
 from curvfs.wire.messages import map_value, pb
+
+#: For every test here: a busy machine may take its time over one example.
+unhurried = settings(deadline=None)
 
 MESSAGES: list[type[Message]] = [
     GetMessageClass(descriptor) for _, descriptor in sorted(pb.DESCRIPTOR.message_types_by_name.items())

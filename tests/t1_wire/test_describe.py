@@ -8,7 +8,7 @@ from typing import Any
 from golden_frames import all_scenarios
 from hypothesis import given
 from hypothesis import strategies as st
-from t1_wire.strategies import frames, messages
+from t1_wire.strategies import frames, messages, unhurried
 
 from curvfs.wire.codes import REQUEST_MESSAGE, RESPONSE_MESSAGE, RequestStatus, ResponseStatus, RpcCode
 from curvfs.wire.describe import describe
@@ -137,11 +137,13 @@ def test_fields_nobody_knows() -> None:
 
 
 @given(frames)
+@unhurried
 def test_any_frame(frame: Frame) -> None:
     assert set(to_json(describe(frame))) >= KEYS
 
 
 @given(st.data())
+@unhurried
 def test_any_message(data: st.DataObject) -> None:
     requested = data.draw(st.booleans())
     table = REQUEST_MESSAGE if requested else RESPONSE_MESSAGE

@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from t1_wire.strategies import I32, I64, frames
+from t1_wire.strategies import I32, I64, frames, unhurried
 
 from curvfs.errors import LocalProtocolError, RemoteProtocolError
 from curvfs.units import GIB, MIB
@@ -41,6 +41,7 @@ def sample() -> Frame:
 
 
 @given(st.lists(frames, max_size=5), st.data())
+@unhurried
 def test_round_trip_in_any_pieces(sent: list[Frame], data: st.DataObject) -> None:
     raw = b"".join(frame.encode() for frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
@@ -152,6 +153,7 @@ def test_encode_refuses_numbers(code: int, req_id: int, seq_id: int) -> None:
 
 
 @given(st.integers(-128, 127), st.integers(0, 255), I64, I32, st.integers(0, 1 << 30), st.integers(0, MAX_DATA_BYTES))
+@unhurried
 def test_head_decodes_to_what_was_packed(
     code: int, status: int, req_id: int, seq_id: int, header_len: int, data_len: int
 ) -> None:
@@ -163,6 +165,7 @@ def test_head_decodes_to_what_was_packed(
 
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
+@unhurried
 def test_random_bytes_fail_cleanly(pieces: list[bytes]) -> None:
     decoder = FrameDecoder()
     try:
@@ -174,6 +177,7 @@ def test_random_bytes_fail_cleanly(pieces: list[bytes]) -> None:
 
 
 @given(frames, st.data())
+@unhurried
 def test_one_flipped_byte_fails_cleanly(frame: Frame, data: st.DataObject) -> None:
     raw = bytearray(frame.encode())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))

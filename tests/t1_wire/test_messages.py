@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from t1_wire.strategies import MESSAGES, messages
+from t1_wire.strategies import MESSAGES, messages, unhurried
 
 from curvfs.errors import RemoteProtocolError
 from curvfs.wire import messages as reexported
@@ -52,7 +52,7 @@ def test_required_fields_are_always_written(cls: type[Message]) -> None:
 
 
 @given(st.data())
-@settings(deadline=None)
+@unhurried
 def test_round_trip(data: st.DataObject) -> None:
     cls = data.draw(st.sampled_from(MESSAGES))
     message = data.draw(messages(cls))
@@ -72,6 +72,7 @@ def test_round_trip(data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(MESSAGES), st.binary(max_size=100))
+@unhurried
 def test_random_bytes_fail_cleanly(cls: type[Message], data: bytes) -> None:
     try:
         encode(decode(cls, data))
@@ -80,7 +81,7 @@ def test_random_bytes_fail_cleanly(cls: type[Message], data: bytes) -> None:
 
 
 @given(st.data())
-@settings(deadline=None)
+@unhurried
 def test_damaged_messages_fail_cleanly(data: st.DataObject) -> None:
     cls = data.draw(st.sampled_from(MESSAGES))
     encoded = bytearray(encode(data.draw(messages(cls))))

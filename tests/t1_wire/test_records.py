@@ -6,6 +6,7 @@ import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
+from t1_wire.strategies import unhurried
 
 from curvfs.errors import KIND_COMMON, KINDS, NotFound, from_reply
 from curvfs.wire.frame import MAX_DATA_BYTES
@@ -24,6 +25,7 @@ def test_layout() -> None:
 
 
 @given(st.binary(max_size=64))
+@unhurried
 def test_any_bytes_decode(data: bytes) -> None:
     kind, text = decode_error(data)
     assert kind in KINDS
