@@ -16,6 +16,7 @@ FOLDED = {4, 5, 6}
 
 
 @given(st.sampled_from(sorted(set(KINDS) - FOLDED)), st.text(st.characters(exclude_categories=["Cs"])))
+@unhurried
 def test_round_trip(kind: int, text: str) -> None:
     assert decode_error(encode_error(kind, text)) == (kind, text)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from t1_wire.strategies import unhurried
 
 from curvfs.errors import LocalProtocolError, NotFound, RemoteProtocolError
 from curvfs.wire.codes import RequestStatus, ResponseStatus, RpcCode
@@ -276,6 +277,7 @@ def test_data_may_stay_with_the_caller() -> None:
 
 
 @given(st.sampled_from([RpcCode.WRITE_BLOCK, RpcCode.READ_BLOCK]), st.lists(st.sampled_from([*range(7)])))
+@unhurried
 def test_any_order_of_events_keeps_the_books(code: RpcCode, events: list[int]) -> None:
     """Random sends and answers: refusals change nothing, and no finished stream is ever open on the worker."""
     worker = Worker(code)
