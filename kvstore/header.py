@@ -48,7 +48,7 @@ _HEX = frozenset("0123456789abcdef")
 _STORED_BYTES = {dtype.stored: dtype.size_bytes for dtype in DTYPES.values()}
 _PAD_PREFIX = ".pad."
 #: What a writer's name is cleaned of, so that it takes one byte a character.
-_UNPLAIN = re.compile(r'[^ !#-\[\]-~]')
+_UNPLAIN = re.compile(r"[^ !#-\[\]-~]")
 #: Digits of a millisecond stamp and of token numbers that room is kept for.
 _STAMP_ROOM = 64
 

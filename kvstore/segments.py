@@ -91,6 +91,11 @@ class PagePlan:
         if size_bytes:
             self._tensors.append((tensor, offset, size_bytes))
 
+    def drop(self) -> None:
+        """Let go of the caller's memory."""
+        for pieces in (self._moves, self._arrays, self._tensors, self._held):
+            pieces.clear()
+
     def pack(self, slab: Slab, start: int) -> None:
         """Copy the page into a slab whose data begin at ``start``."""
         base = slab.address + start

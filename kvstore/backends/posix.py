@@ -1,0 +1,300 @@
+"""Objects in any POSIX directory: a local file system, NFS, or a mount of ours or Curvine's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, from_os_error
+from curvfs.world import Disk, World
+from kvstore.backends.base import (
+    Backend,
+    Direct,
+    Found,
+    Mode,
+    ObjectReader,
+    ObjectWriter,
+    alignment_of,
+    settle_mode,
+)
+from kvstore.backends.staging import Entry, Staging
+from kvstore.engine.base import Engine, OpenFile
+from kvstore.header import ALIGNMENT_BYTES
+from kvstore.slabs import Slab
+
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+#: Never follow a link to where an object should be, never wait for the other end of a pipe put there.
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_STAGE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def _mapped(doing: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, doing=f"{doing} {path}") from error
+
+
+class PosixBackend(Backend):
+    """The KV prefix ``<directory>/<prefix>``.
+
+    ``directory`` must exist: making it would fill the disk below a mount that is not there. Raises ConfigError and
+    EnvironmentError_ with what to do.
+    """
+
+    name = "posix"
+    locates = False
+
+    def __init__(
+        self, world: World, engine: Engine, directory: str, *, prefix: str, direct: Direct, staging_expiry_s: float
+    ) -> None:
+        self._disk = world.disk
+        self._engine = engine
+        self._root = os.path.realpath(directory)
+        self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
+        self._staging = Staging(world, _PosixStaging(world.disk), f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+        try:
+            if not stat.S_ISDIR(world.disk.stat(self._root).st_mode):
+                raise ConfigError(f"{directory} is not a directory; name one that exists.")
+        except OSError as error:
+            raise ConfigError(
+                f"The directory {directory} cannot be used: {error.strerror}. Create it, or mount what belongs there,"
+                " before the store is opened."
+            ) from error
+        try:
+            self._make_directories("")
+            self._staging.open()
+        except CurvfsError as error:
+            raise EnvironmentError_(
+                f"The store at {self._prefix} cannot be set up: {error}. Give this user write permission there.",
+                errno_=error.errno_,
+            ) from error
+        try:
+            self.mode = self._probe(direct)
+        except BaseException:
+            self._staging.close()
+            raise
+
+    def _probe(self, wanted: Direct) -> Mode:
+        """Ask the file system itself: a direct write and read of one block in our staging directory."""
+        if wanted is False:
+            return settle_mode(self._prefix, wanted, None, "")
+        path = f"{self._staging.directory}/{self._staging.new_name()}"
+        disk, alignment, reason = self._disk, None, ""
+        try:
+            fd = disk.open(path, _STAGE_FLAGS | os.O_DIRECT, _FILE_MODE)
+            try:
+                found = disk.direct_io(fd)
+                alignment = alignment_of(found)
+                if alignment is None:
+                    reason = f"it needs an alignment of {found.offset_alignment_bytes} bytes"
+                else:
+                    block = Slab(ALIGNMENT_BYTES)
+                    block.view[:] = b"\xa5" * ALIGNMENT_BYTES
+                    self._engine.write(OpenFile(fd, path, alignment), block.view)
+                    block.view[:] = bytes(ALIGNMENT_BYTES)
+                    if (
+                        self._engine.read(OpenFile(fd, path, alignment), block.view) != ALIGNMENT_BYTES
+                        or block.view[:] != b"\xa5" * ALIGNMENT_BYTES
+                    ):
+                        alignment, reason = None, "a direct write did not read back"
+            finally:
+                disk.close(fd)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS) or alignment is None:
+                alignment, reason = None, f"{errno.errorcode.get(error.errno or 0, '?')} from a direct write"
+        finally:
+            _remove_quietly(disk, path)
+        return settle_mode(self._prefix, wanted, alignment, reason)
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def _refuse_links(self, name: str) -> None:
+        """Every directory between the prefix and the name must be one, not a link to elsewhere."""
+        path = self._prefix
+        for part in ("", *name.split("/")[:-1]):
+            path = f"{path}/{part}" if part else path
+            if not stat.S_ISDIR(self._disk.stat(path, follow_symlinks=False).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "a link or a file stands where a directory should", path)
+
+    def _make_directories(self, name: str) -> None:
+        with _mapped("Making the directory of", self._path(name)):
+            path = self._prefix
+            self._disk.makedirs(path, _DIRECTORY_MODE)
+            self._disk.makedirs(f"{path}/{name}".rpartition("/")[0], _DIRECTORY_MODE)
+            self._refuse_links(name)
+
+    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+        answers: list[Found | CurvfsError | None] = []
+        for name in names:
+            path = self._path(name)
+            try:
+                status = self._disk.stat(path, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                answers.append(None)
+            except OSError as error:
+                answers.append(from_os_error(error, doing=f"Looking up {path}"))
+            else:
+                answers.append(Found(status.st_size) if stat.S_ISREG(status.st_mode) else Found(-1))
+        return answers
+
+    def open(self, name: str, found: Found | None = None) -> ObjectReader:
+        path = self._path(name)
+        with _mapped("Opening", path):
+            self._refuse_links(name)
+            fd = self._disk.open(path, _READ_FLAGS | (os.O_DIRECT if self.mode.direct else 0))
+            try:
+                status = self._disk.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "not a regular file", path)
+            except BaseException:
+                self._disk.close(fd)
+                raise
+        return _PosixReader(self._disk, self._engine, OpenFile(fd, path, self.mode.alignment_bytes), status.st_size)
+
+    def create(self, name: str, size_bytes: int) -> ObjectWriter:
+        flags = _STAGE_FLAGS | (os.O_DIRECT if self.mode.direct else 0)
+        staged = f"{self._staging.directory}/{self._staging.new_name()}"
+        with _mapped("Staging", staged):
+            try:
+                fd = self._disk.open(staged, flags, _FILE_MODE)
+            except FileNotFoundError:  # swept between two signs of life
+                self._staging.open()
+                fd = self._disk.open(staged, flags, _FILE_MODE)
+        return _PosixWriter(self, OpenFile(fd, staged, self.mode.alignment_bytes), name)
+
+    def publish(self, staged: str, name: str) -> bool:
+        target = self._path(name)
+        with _mapped("Publishing", target):
+            try:
+                self._refuse_links(name)
+            except FileNotFoundError:
+                self._make_directories(name)
+            try:
+                self._disk.rename_noreplace(staged, target)
+            except FileExistsError:
+                return False
+        return True
+
+    def delete(self, name: str) -> bool:
+        path = self._path(name)
+        with _mapped("Deleting", path):
+            try:
+                self._refuse_links(name)
+                self._disk.unlink(path)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def sweep(self) -> int:
+        return self._staging.sweep()
+
+    def close(self) -> None:
+        self._staging.close()
+
+
+class _PosixReader(ObjectReader):
+    def __init__(self, disk: Disk, engine: Engine, file: OpenFile, length_bytes: int) -> None:
+        self._disk, self._engine, self._file = disk, engine, file
+        self.length_bytes = length_bytes
+
+    def read(self, view: memoryview) -> int:
+        with _mapped("Reading", self._file.path):
+            return self._engine.read(self._file, view)
+
+    def close(self) -> None:
+        self._disk.close(self._file.fd)
+
+
+class _PosixWriter(ObjectWriter):
+    def __init__(self, backend: PosixBackend, file: OpenFile, name: str) -> None:
+        self._backend, self._file, self._name = backend, file, name
+        self._disk = backend._disk
+        self._open = self._staged = True
+
+    def write(self, view: memoryview) -> None:
+        with _mapped("Writing", self._file.path):
+            self._backend._engine.write(self._file, view)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._disk.close(self._file.fd)
+
+    def publish(self) -> bool:
+        with _mapped("Closing", self._file.path):
+            self._close()
+        published = self._backend.publish(self._file.path, self._name)
+        self._staged = not published
+        if not published:
+            self.abort()
+        return published
+
+    def abort(self) -> None:
+        try:
+            self._close()
+        except OSError:
+            pass
+        if self._staged:
+            self._staged = False
+            _remove_quietly(self._disk, self._file.path)
+
+
+def _remove_quietly(disk: Disk, path: str) -> None:
+    try:
+        disk.unlink(path)
+    except OSError:
+        pass
+
+
+class _PosixStaging:
+    """Staging on a POSIX file system."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def make_directory(self, path: str) -> str:
+        with _mapped("Making", path):
+            self._disk.makedirs(path, _DIRECTORY_MODE)
+            for directory in (os.path.dirname(path), path):
+                if not stat.S_ISDIR(self._disk.stat(directory, follow_symlinks=False).st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, "a link stands where a directory should", directory)
+        return ""
+
+    def touch(self, path: str) -> float:
+        with _mapped("Touching", path):
+            fd = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
+            self._disk.close(fd)
+            self._disk.utime_now(path)
+            return float(self._disk.stat(path, follow_symlinks=False).st_mtime)
+
+    def entries(self, path: str) -> list[Entry]:
+        found = []
+        with _mapped("Listing", path):
+            for name in self._disk.listdir(path):
+                try:
+                    status = self._disk.stat(f"{path}/{name}", follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                found.append(Entry(name, stat.S_ISDIR(status.st_mode), float(status.st_mtime)))
+        return found
+
+    def remove_file(self, path: str) -> None:
+        with _mapped("Removing", path):
+            try:
+                self._disk.unlink(path)
+            except FileNotFoundError:
+                pass
+
+    def remove_directory(self, path: str) -> None:
+        with _mapped("Removing", path):
+            try:
+                self._disk.rmdir(path)
+            except FileNotFoundError:
+                pass

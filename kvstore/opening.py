@@ -1,0 +1,118 @@
+"""From a URL and settings to a store: everything is checked together before anything is opened."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from curvfs.errors import ConfigError
+from curvfs.world import World
+from kvstore.backends.base import Backend, Direct
+from kvstore.engine.base import Engine
+from kvstore.engine.threads import ThreadsEngine
+from kvstore.geometry import Geometry
+from kvstore.keys import Identity, KeyChain
+from kvstore.store import KVStore
+
+
+def open(
+    url: str,
+    identity: Identity,
+    *,
+    geometry: Geometry,
+    direct: Direct = True,
+    prefix: str = "kv",
+    chain_hash: str = "xxh3_128",
+    depth: int = 8,
+    timeout_s: float = 30.0,
+    max_queued: int = 4096,
+    staging_expiry_s: float = 600.0,
+    world: World | None = None,
+) -> KVStore:
+    """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
+
+    ``prefix``: the KV prefix, a directory below the URL's (``.``: that directory itself). ``direct``: ``True`` direct
+    where the file system takes it (else buffered, with one warning and in ``stats()``), ``False`` buffered,
+    ``"required"`` refused here otherwise. ``chain_hash``: ``xxh3_128``, or ``sha256`` where tenants do not trust each
+    other. ``depth``: objects moved at once. ``timeout_s``: deadline of a put or get that names none. ``max_queued``:
+    pages under way before more are answered ``Miss.BUSY``. ``staging_expiry_s``: age at which another process's
+    silent staging directory is taken for dead. Raises ConfigError, EnvironmentError_, TransportError.
+    """
+    _check(
+        identity,
+        geometry,
+        direct=direct,
+        prefix=prefix,
+        counts={"depth": depth, "max_queued": max_queued},
+        durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s},
+    )
+    world = world or World.real()
+    chain = KeyChain(identity, chain_hash=chain_hash)
+    engine = ThreadsEngine(world, depth=depth)
+    backend: Backend | None = None
+    try:
+        backend = _open_backend(world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+        return KVStore(
+            world,
+            backend,
+            engine,
+            chain,
+            geometry,
+            timeout_s=timeout_s,
+            max_queued=max_queued,
+            sweep_every_s=staging_expiry_s,
+        )
+    except BaseException:
+        engine.close(1.0)
+        if backend is not None:
+            backend.close()
+        raise
+
+
+def _check(
+    identity: Identity,
+    geometry: Geometry,
+    *,
+    direct: Direct,
+    prefix: str,
+    counts: dict[str, int],
+    durations_s: dict[str, float],
+) -> None:
+    for name, wanted, given in (
+        ("dtype", geometry.dtype, identity.dtype),
+        ("page_tokens", geometry.page_tokens, identity.page_tokens),
+        ("layout", geometry.layout, identity.layout),
+    ):
+        if wanted != given:
+            raise ConfigError(
+                f"The identity's {name} is {given!r}, the geometry's is {wanted!r}; make the identity with Identity.of."
+            )
+    for name, number in counts.items():
+        if number < 1:
+            raise ConfigError(f"{name} is {number}; give at least 1.")
+    for name, seconds in durations_s.items():
+        if not 0 < seconds < 1e9:
+            raise ConfigError(f"{name} is {seconds}; give a positive number of seconds.")
+    if direct not in (True, False, "required"):
+        raise ConfigError(f"direct is {direct!r}; write True, False or 'required'.")
+    parts = prefix.split("/")
+    if prefix != "." and (not all(parts) or any(part in (".", "..") or "\0" in part for part in parts)):
+        raise ConfigError(f"{prefix!r} is not a KV prefix; name a directory below the URL's, such as kv.")
+
+
+def _open_backend(
+    world: World, engine: Engine, url: str, *, prefix: str, direct: Direct, staging_expiry_s: float
+) -> Backend:
+    scheme = url.partition("://")[0].lower()
+    if scheme == "file":
+        from kvstore.backends.posix import PosixBackend
+
+        found = urlsplit(url)
+        directory = unquote(found.path)
+        if found.netloc not in ("", "localhost") or not directory.startswith("/") or found.query or found.fragment:
+            raise ConfigError(f"{url!r} does not name a directory; write file:///path/to/directory.")
+        return PosixBackend(world, engine, directory, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+    if scheme == "curvine":
+        from kvstore.backends.curvine import CurvineBackend
+
+        return CurvineBackend(world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+    raise ConfigError(f"{url!r} is no place for a store; write file:///directory or curvine://host:port/path.")

@@ -1,0 +1,106 @@
+"""Counters of one store, and the record that shows them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from curvfs.errors import CurvfsError
+from curvfs.world import World
+from kvstore.results import TROUBLE, Miss, Result
+
+logger = logging.getLogger("kvstore")
+
+#: The same kind of trouble is written to the log at most this often.
+_LOG_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
+
+    ``direct`` and ``direct_reason`` say how bytes really move; ``failing_puts`` is how many puts in a row have failed
+    up to now (0: healthy); ``last_error`` is the last trouble in words.
+    """
+
+    backend: str
+    direct: bool
+    direct_reason: str
+    alignment_bytes: int
+    engine: str
+    depth: int
+    slab_bytes: int
+    slabs_in_use: int
+    in_flight: int
+    puts: int
+    puts_existing: int
+    put_bytes: int
+    put_failures: dict[str, int]
+    failing_puts: int
+    gets: int
+    get_bytes: int
+    get_misses: dict[str, int]
+    lookups: int
+    lookup_pages: int
+    swept: int
+    last_error: str
+
+
+class Counters:
+    """What a store counts. Callable from any thread."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock
+        self._lock = world.threads.lock()
+        self._logged_s: dict[tuple[str, Miss], float] = {}
+        self.puts = self.puts_existing = self.put_bytes = self.failing_puts = 0
+        self.gets = self.get_bytes = 0
+        self.lookups = self.lookup_pages = self.swept = 0
+        self.put_failures: Counter[str] = Counter()
+        self.get_misses: Counter[str] = Counter()
+        self.last_error = ""
+
+    def put_done(self, result: Result, error: CurvfsError | None) -> None:
+        with self._lock:
+            if isinstance(result, Miss):
+                self.put_failures[result.value] += 1
+                self.failing_puts += 1
+            else:
+                self.puts += 1
+                self.put_bytes += result
+                self.failing_puts = 0
+        self._note("put", result, error)
+
+    def get_done(self, result: Result, error: CurvfsError | None) -> None:
+        with self._lock:
+            if isinstance(result, Miss):
+                self.get_misses[result.value] += 1
+            else:
+                self.gets += 1
+                self.get_bytes += result
+        self._note("get", result, error)
+
+    def existed(self) -> None:
+        with self._lock:
+            self.puts_existing += 1
+
+    def looked_up(self, pages: int) -> None:
+        with self._lock:
+            self.lookups += 1
+            self.lookup_pages += pages
+
+    def swept_some(self, count: int) -> None:
+        with self._lock:
+            self.swept += count
+
+    def _note(self, what: str, result: Result, error: CurvfsError | None) -> None:
+        if error is None or not isinstance(result, Miss) or result not in TROUBLE:
+            return
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self.last_error = str(error)
+            loud = now_s - self._logged_s.get((what, result), -_LOG_EVERY_S) >= _LOG_EVERY_S
+            if loud:
+                self._logged_s[what, result] = now_s
+        logger.log(logging.WARNING if loud else logging.DEBUG, "kvstore %s: %s (%s)", what, error, result.value)

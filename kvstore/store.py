@@ -1,0 +1,379 @@
+"""The store: pages in and out, keyed by token prefix, verified on every read."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+from curvfs import __version__
+from curvfs.errors import CurvfsError, UsageError
+from curvfs.world import World
+from kvstore.backends.base import Backend, Found
+from kvstore.engine.base import Engine
+from kvstore.geometry import Geometry, Shard
+from kvstore.header import ObjectLayout
+from kvstore.keys import Extra, KeyChain, PageKey
+from kvstore.pageio import Page, PageIO
+from kvstore.results import Miss, Result, miss_of
+from kvstore.segments import plan_page
+from kvstore.stats import Counters, Stats
+from kvstore.transfer import Transfer
+
+logger = logging.getLogger("kvstore")
+
+#: Pages asked for in the first round of a lookup; every further round asks for twice as many.
+_FIRST_ROUND = 32
+_LAST_ROUND = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a lookup promises: the longest prefix whose every page was there a moment ago.
+
+    Hand it to ``get`` with (some of) its ``keys``: where the store was asked for locations they are used again.
+    """
+
+    pages: int
+    tokens: int
+    keys: tuple[PageKey, ...]
+    found: dict[str, Found] = field(default_factory=dict, repr=False)
+
+
+class KVStore:
+    """Pages of one identity and geometry in one place. Made by :func:`kvstore.open`; callable from any thread.
+
+    Not usable in a forked child (open it there); a spawned child is fine.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        backend: Backend,
+        engine: Engine,
+        chain: KeyChain,
+        geometry: Geometry,
+        *,
+        timeout_s: float,
+        max_queued: int,
+        sweep_every_s: float,
+    ) -> None:
+        self._world = world
+        self._backend = backend
+        self._engine = engine
+        self._chain = chain
+        self._timeout_s = timeout_s
+        self._max_queued = max_queued
+        self._sweep_every_s = sweep_every_s
+        self._fingerprint = chain.fingerprint
+        self._namespace = chain.identity.namespace()
+        self._layout = ObjectLayout(geometry)
+        writer = f"curvfs/{__version__} {world.net.hostname()}/{os.getpid()}"
+        self._pages = PageIO(world, backend, self._layout, depth=engine.depth, writer=writer)
+        self._counters = Counters(world)
+        self._pid = os.getpid()
+        self._lock = world.threads.lock()
+        self._closed = False
+        self._in_flight = 0
+        self._transfers: WeakSet[Transfer] = WeakSet()
+        self._swept_s = world.clock.monotonic_s()
+        self.geometry = geometry
+        engine.submit(self._sweep_quietly)
+
+    # ------------------------------------------------------------------------------------------------------- keys
+
+    @property
+    def page_tokens(self) -> int:
+        return self.geometry.page_tokens
+
+    def keys(self, tokens: Any, *, extras: Iterable[Extra] | None = None) -> list[PageKey]:
+        """Keys of all full pages of a prompt; see :meth:`kvstore.keys.KeyChain.keys`."""
+        return self._chain.keys(tokens, extras=extras)
+
+    def foreign_key(self, key: bytes) -> PageKey:
+        """The key of a page that an engine names by its own opaque bytes."""
+        return self._chain.foreign(key)
+
+    def object_name(self, key: PageKey, shard: Shard | None = None) -> str:
+        """Where a page's object lies below the KV prefix: bounded, and telling nothing but that it exists."""
+        digits = key.hex
+        label = (shard or self.geometry.shard).label
+        suffix = f"-{label}" if label else ""
+        return f"{self._namespace}/{digits[:2]}/{digits[2:4]}/{digits}{suffix}.safetensors"
+
+    def _names(self, keys: Sequence[PageKey]) -> list[str]:
+        for key in keys:
+            if key.fingerprint != self._fingerprint or len(key.digest) != self._chain.digest_bytes:
+                raise UsageError(
+                    f"Key {key.hex} was made for another identity or hash than this store's; make it with store.keys()."
+                )
+        return [self.object_name(key) for key in keys]
+
+    # ----------------------------------------------------------------------------------------------------- asking
+
+    def exists(self, keys: Sequence[PageKey]) -> list[bool]:
+        """For each key whether its object is there; False where that cannot be told. Raises UsageError."""
+        self._guard()
+        return [self._pages.plausible(found) for found in self._confirm(self._names(keys))]
+
+    def lookup(self, keys: Sequence[PageKey], *, every_shard: bool = False) -> Lookup:
+        """The longest prefix of ``keys`` that is stored, every page of it confirmed now.
+
+        ``every_shard``: a page counts only when the objects of all shards of this split are there, so that every rank
+        gets the same answer. A store that cannot be asked promises nothing. Raises UsageError.
+        """
+        self._guard()
+        self._names(keys)
+        own = self.geometry.shard
+        shards = own.all() if every_shard else [own]
+        promised: dict[str, Found] = {}
+        pages, step = 0, _FIRST_ROUND
+        while pages < len(keys):
+            batch = keys[pages : pages + step]
+            answers = self._confirm([self.object_name(key, shard) for key in batch for shard in shards])
+            for index, key in enumerate(batch):
+                found = answers[index * len(shards) : (index + 1) * len(shards)]
+                mine = found[shards.index(own)]
+                if not (isinstance(mine, Found) and self._pages.plausible(mine) and all(map(_is_file, found))):
+                    step = 0
+                    break
+                promised[self.object_name(key)] = mine
+                pages += 1
+            if step == 0:
+                break
+            step = min(2 * step, _LAST_ROUND)
+        self._counters.looked_up(pages)
+        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
+
+    def _confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+        """What the backend says about all names; a failure stands in every place."""
+        try:
+            return self._backend.confirm(names)
+        except CurvfsError as error:
+            return [error] * len(names)
+        except Exception as error:
+            logger.exception("kvstore failed to ask for %d objects.", len(names))
+            return [CurvfsError(f"Asking for objects failed: {error!r}")] * len(names)
+
+    # -------------------------------------------------------------------------------------------------- transfers
+
+    def put(self, keys: Sequence[PageKey], segments: Sequence[Any], *, timeout_s: float | None = None) -> Transfer:
+        """Store pages; returns at once. ``segments[i]`` is the segment list of ``keys[i]`` (see kvstore.segments).
+
+        The memory must stay as it is until the handle is done or its ``result`` has returned. A key that is stored
+        already costs one question. Raises UsageError before any byte moves.
+        """
+        transfer, pages = self._begin(keys, segments, timeout_s, storing=True)
+        self._plan(self._plan_puts, pages)
+        now_s = self._world.clock.monotonic_s()
+        if pages and now_s - self._swept_s >= self._sweep_every_s:
+            self._swept_s = now_s
+            self._plan(lambda _: self._sweep_quietly(), pages)
+        return transfer
+
+    def get(
+        self,
+        keys: Sequence[PageKey],
+        segments: Sequence[Any],
+        *,
+        lookup: Lookup | None = None,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Load pages into the callers' memory; returns at once.
+
+        Each page is read into a buffer of the store, verified, and only then copied: memory of a page that is a miss
+        is untouched. ``lookup`` spares asking again. Raises UsageError before any byte moves.
+        """
+        transfer, pages = self._begin(keys, segments, timeout_s, storing=False)
+        unknown: list[Page] = []
+        for page in pages:
+            page.found = lookup.found.get(page.name) if lookup is not None else None
+            if page.found is None and self._backend.locates:
+                unknown.append(page)
+            else:
+                self._submit(page)
+        self._plan(self._plan_gets, unknown)
+        return transfer
+
+    def _begin(
+        self, keys: Sequence[PageKey], segments: Sequence[Any], timeout_s: float | None, *, storing: bool
+    ) -> tuple[Transfer, list[Page]]:
+        """Check everything, then book in as many pages as there is room for."""
+        self._guard()
+        if len(keys) != len(segments):
+            raise UsageError(f"{len(keys)} keys came with {len(segments)} segment lists; pass one list for each key.")
+        names = self._names(keys)
+        plans = [plan_page(pieces, self._layout, writable=not storing) for pieces in segments]
+        transfer = Transfer(
+            self._world,
+            len(keys),
+            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+            on_result=self._counters.put_done if storing else self._counters.get_done,
+        )
+        with self._lock:
+            admitted = min(max(0, self._max_queued - self._in_flight), len(keys))
+            self._in_flight += admitted
+            self._transfers.add(transfer)
+        for index in range(admitted, len(keys)):
+            transfer.settle(index, Miss.BUSY)
+        return transfer, [
+            Page(transfer, index, keys[index], names[index], plans[index], storing) for index in range(admitted)
+        ]
+
+    def _plan(self, function: Callable[[list[Page]], None], pages: list[Page]) -> None:
+        """Let an I/O thread do what concerns many pages at once."""
+        if pages:
+            try:
+                self._engine.submit(functools.partial(function, pages))
+            except CurvfsError:  # closed meanwhile
+                for page in pages:
+                    self._settle(page, Miss.CANCELLED)
+
+    def _plan_puts(self, pages: list[Page]) -> None:
+        """Ask for all of them in one round, store those that are not there."""
+        found = [None] * len(pages) if self._closed else self._confirm([page.name for page in pages])
+        for page, answer in zip(pages, found, strict=True):
+            if self._pages.plausible(answer):
+                self._counters.existed()
+                self._settle(page, self.geometry.size_bytes)
+            elif len(pages) == 1:
+                self._run(page)
+            else:
+                self._submit(page)
+
+    def _plan_gets(self, pages: list[Page]) -> None:
+        """Ask where all of them are in one round, load those that are there."""
+        found = [None] * len(pages) if self._closed else self._confirm([page.name for page in pages])
+        for page, answer in zip(pages, found, strict=True):
+            if answer is None:
+                self._settle(page, Miss.CANCELLED if self._closed else Miss.ABSENT)
+            elif isinstance(answer, CurvfsError):
+                self._settle(page, miss_of(answer), answer)
+            else:
+                page.found = answer
+                self._submit(page)
+
+    def _submit(self, page: Page) -> None:
+        try:
+            self._engine.submit(functools.partial(self._run, page))
+        except CurvfsError:  # closed meanwhile
+            self._settle(page, Miss.CANCELLED)
+
+    def _run(self, page: Page) -> None:
+        """One page's job: whatever happens, the page gets a result."""
+        try:
+            if self._closed:
+                self._settle(page, Miss.CANCELLED)
+            elif page.transfer.left_s() <= 0:
+                self._settle(page, Miss.DEADLINE)
+            else:
+                self._settle(page, self._pages.store(page) if page.storing else self._pages.load(page))
+        except CurvfsError as error:
+            self._settle(page, miss_of(error, storing=page.storing), error)
+        except Exception as error:
+            logger.exception("kvstore failed on %s.", page.name)
+            self._settle(page, Miss.IO, CurvfsError(f"{page.name}: {error!r}"))
+
+    def _settle(self, page: Page, result: Result | None, error: CurvfsError | None = None) -> None:
+        """Book a page out. ``None``: its transfer was given up and has settled it."""
+        page.plan.drop()
+        with self._lock:
+            self._in_flight -= 1
+        if result is not None:
+            page.transfer.settle(page.index, result, error)
+
+    # ------------------------------------------------------------------------------------------------ housekeeping
+
+    def delete(self, keys: Sequence[PageKey]) -> list[bool | Miss]:
+        """Remove this shard's objects: True where one was removed, False where none was. Raises UsageError."""
+        self._guard()
+        results: list[bool | Miss] = []
+        for name in self._names(keys):
+            try:
+                results.append(self._backend.delete(name))
+            except CurvfsError as error:
+                results.append(miss_of(error, storing=True))
+        return results
+
+    def sweep(self) -> int:
+        """Remove what dead writers left in staging; how many staging directories went. Raises CurvfsError."""
+        self._guard()
+        count = self._backend.sweep()
+        self._counters.swept_some(count)
+        return count
+
+    def _sweep_quietly(self) -> None:
+        try:
+            if not self._closed:
+                self._counters.swept_some(self._backend.sweep())
+        except CurvfsError as error:
+            logger.warning("kvstore could not sweep its staging directories: %s", error)
+
+    def stats(self) -> Stats:
+        """Counters and the effective mode, at this moment."""
+        counters, mode, slabs = self._counters, self._backend.mode, self._pages.slabs
+        return Stats(
+            backend=self._backend.name,
+            direct=mode.direct,
+            direct_reason=mode.reason,
+            alignment_bytes=mode.alignment_bytes,
+            engine=self._engine.name,
+            depth=self._engine.depth,
+            slab_bytes=slabs.size_bytes,
+            slabs_in_use=slabs.in_use,
+            in_flight=self._in_flight,
+            puts=counters.puts,
+            puts_existing=counters.puts_existing,
+            put_bytes=counters.put_bytes,
+            put_failures=dict(counters.put_failures),
+            failing_puts=counters.failing_puts,
+            gets=counters.gets,
+            get_bytes=counters.get_bytes,
+            get_misses=dict(counters.get_misses),
+            lookups=counters.lookups,
+            lookup_pages=counters.lookup_pages,
+            swept=counters.swept,
+            last_error=counters.last_error,
+        )
+
+    def _guard(self) -> None:
+        if self._pid != os.getpid():
+            raise UsageError("This store was opened before a fork and cannot be used in the child; open it again here.")
+        if self._closed:
+            raise UsageError("The store is closed; open it again.")
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Give up what has not begun, wait at most ``timeout_s`` for what has, and remove our staging directory.
+
+        Idempotent. False when the storage still held a thread then; that thread ends with the process.
+        """
+        if self._closed or self._pid != os.getpid():
+            return True
+        self._closed = True
+        until_s = self._world.clock.monotonic_s() + timeout_s
+        clean = self._engine.close(timeout_s)
+        with self._lock:
+            transfers = list(self._transfers)
+        for transfer in transfers:
+            transfer.cancel()
+        closing = self._world.threads.start(self._backend.close, name="kvstore-close")
+        closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
+        self._pages.slabs.close()
+        return clean and not closing.is_alive()
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_file(found: Found | CurvfsError | None) -> bool:
+    return isinstance(found, Found) and found.length_bytes > 0
