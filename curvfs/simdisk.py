@@ -364,6 +364,10 @@ class SimDisk(Disk):
         self._enter_names("rename", source, creates=True, detail=target)
         self._rename(source, target, replace=True)
 
+    def rename_noreplace(self, source: str, target: str) -> None:
+        self._enter_names("rename_noreplace", source, creates=True, detail=target)
+        self._rename(source, target, replace=False)
+
     def _rename(self, source: str, target: str, *, replace: bool) -> None:
         source_dir, source_name, inode = self._tree.find(source, follow=False)
         if inode is None:

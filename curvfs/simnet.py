@@ -220,7 +220,8 @@ class SimStream(Stream):
 
     def _reset_if_due(self) -> None:
         if self._reset_after == 0:
-            self.reset("Connection reset by peer")
+            self._reset_after = None
+            self.reset("Connection reset by peer", overtaking=self._random.random() < 0.5)
 
     def _delay_s(self) -> float:
         faults = self._process.universe.faults
@@ -244,7 +245,7 @@ class SimStream(Stream):
                 due_s = incoming.end_s
             if due_s is not None and due_s <= self._now_s() and not self._blocked():
                 return self._take(buffer)
-            if self.broken is not None:
+            if self.broken is not None and (not incoming.segments or self._blocked()):
                 raise self._lost(self.broken)
             with trio.CancelScope() as scope:
                 if due_s is not None and not self._blocked():
@@ -269,8 +270,9 @@ class SimStream(Stream):
             incoming.writers.unpark_all()
         return done
 
-    def reset(self, reason: str) -> None:
-        """Break the connection; the other end hears of it unless nothing gets through."""
+    def reset(self, reason: str, *, overtaking: bool = True) -> None:
+        """Break the connection; the other end hears of it unless nothing gets through. Bytes on their way there are
+        lost when the reset overtakes them."""
         self._process.note(f"reset with {self.peer}: {reason}")
         if self.broken is None:
             self.broken = reason
@@ -278,7 +280,8 @@ class SimStream(Stream):
         self._other._incoming.wake()
         if not self._blocked() and self._other.broken is None:
             self._other.broken = "Connection reset by peer"
-            self._other._incoming.drop_unarrived(self._now_s())
+            if overtaking:
+                self._other._incoming.drop_unarrived(self._now_s())
 
     def leave(self, *, silently: bool = False) -> None:
         """This end is closed: in order, or by a reset when bytes are left unread, or without a word."""

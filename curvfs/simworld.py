@@ -157,7 +157,7 @@ class SimWorld(World):
         """A new process on the same machine."""
         return self.host(self.process.machine)
 
-    async def run(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+    async def run(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run the program of this process to its end, or until the process is killed: that is no error."""
         with trio.CancelScope() as scope:
             self.process.scopes.append(scope)
@@ -242,6 +242,7 @@ def run(
     world = simulated_world(seed)
 
     async def main() -> T:
+        world.clock.monotonic_s()  # the run begins now
         with trio.move_on_after(limit_s):
             return await function(world, *args)
         raise CurvfsError(f"The run did not end within {limit_s:g} simulated seconds: somebody waits forever.")
