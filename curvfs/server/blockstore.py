@@ -1,0 +1,356 @@
+"""A worker's blocks on disk: create, rewrite, publish, read, remove; and how much room there is.
+
+A block is written under ``staging/`` and renamed to ``active/`` when its writer completes it, so whoever opens it in
+``active/`` has a whole generation and keeps it, whatever happens later. Rewriting a published block works on a copy.
+
+What is only in memory: which blocks are being written and the space reserved for them. After a restart a new block's
+staging file can be completed all the same (its length says whether it is whole); an unfinished rewrite is dropped and
+the published generation stays. Block files that no file of the namespace owns are removed at start.
+
+The methods block; those named in their docstring as slow belong into a worker thread. None is reentrant for one block:
+:meth:`BlockStore.begin` and :meth:`BlockStore.complete` refuse a block that is busy.
+
+Specification sections 4.7, 4.10, 4.11 and 4.12.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from curvfs.errors import CurvfsError, from_os_error
+from curvfs.server.behaviour import Behaviour
+from curvfs.server.layout import Layout, StorageVersion
+from curvfs.server.metastore import MetaStore
+from curvfs.server.records import AllocOptions, Block
+from curvfs.server.refusals import OUT_OF_SPACE, common, refusal
+from curvfs.units import MIB
+from curvfs.world import World
+
+_COPY_BYTES = 4 * MIB
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A block with a staging file."""
+
+    rewrite: bool
+    #: Space promised to its writers and not used yet, as far as we know.
+    reserved_bytes: int = 0
+    #: Being opened, completed or cancelled right now.
+    busy: bool = False
+    streams: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBlock:
+    """A block open for reading. ``path`` is the published file, None while only its writer's file exists."""
+
+    fd: int
+    path: str | None
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Figures of one storage directory, in bytes (StorageInfoProto)."""
+
+    capacity_bytes: int
+    available_bytes: int
+    used_bytes: int
+    other_used_bytes: int
+    reserved_bytes: int
+
+
+class BlockStore:
+    """The blocks below one data directory. ``owner_of`` finds a block in the namespace; ``capacity_bytes`` bounds what
+    the blocks may take, None means: as much as the file system gives."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        owner_of: Callable[[int], Block | None],
+        world: World,
+        behaviour: Behaviour,
+        *,
+        capacity_bytes: int | None = None,
+    ) -> None:
+        self.layout = layout
+        self._owner_of = owner_of
+        self._world = world
+        self._behaviour = behaviour
+        self._disk = world.disk
+        self._capacity_bytes = capacity_bytes
+        self._writing: dict[int, _Writing] = {}
+        self._made_dirs: set[str] = set()
+        self._used_bytes = 0
+
+    def start(self, metadata: MetaStore) -> StorageVersion:
+        """Make the layout, drop what is left over, count what is there. Slow; before anything else is called."""
+        version = self.layout.prepare(self._world)
+        self._sweep_staging(metadata)
+        for block_ids in self.layout.committed(self._disk):
+            for block_id in set(block_ids) - metadata.known_blocks(block_ids):
+                self._unlink(self.layout.active(block_id))
+        self._used_bytes = metadata.block_bytes()
+        return version
+
+    def _sweep_staging(self, metadata: MetaStore) -> None:
+        staged = list(self.layout.staged(self._disk))
+        known = metadata.known_blocks([block_id for _, block_id in staged if block_id is not None])
+        for path, block_id in staged:
+            if block_id not in known or self._disk.exists(self.layout.active(block_id)):
+                self._unlink(path)
+            else:
+                self._writing[block_id] = _Writing(rewrite=False)
+
+    # ------------------------------------------------------------------------------------------------------- space
+
+    def space(self) -> Space:
+        found = self._disk.statvfs(self.layout.root)
+        total = found.f_blocks * found.f_frsize
+        free = found.f_bavail * found.f_frsize
+        reserved = sum(writing.reserved_bytes for writing in list(self._writing.values()))
+        capacity = total
+        if self._capacity_bytes is not None:
+            capacity = min(total, self._capacity_bytes)
+            free = min(free, capacity - self._used_bytes)
+        other = total - found.f_bfree * found.f_frsize - self._used_bytes
+        return Space(capacity, max(0, free - reserved), self._used_bytes, max(0, other), reserved)
+
+    def held_bytes(self, block_id: int) -> int | None:
+        """Physical length of a block, published or being written; None when there is none."""
+        for path in (self.layout.active(block_id), self.layout.staging(block_id)):
+            size_bytes = self._size(path)
+            if size_bytes is not None:
+                return size_bytes
+        return None
+
+    # ----------------------------------------------------------------------------------------------------- writing
+
+    def needs_copy(self, block_id: int) -> bool:
+        """Whether :meth:`begin` has to copy a published block."""
+        return block_id not in self._writing and self._disk.exists(self.layout.active(block_id))
+
+    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> str:
+        """Open a block for a writer: make or find its staging file, reserve space, apply a pending allocation.
+
+        Returns the path of the staging file. Slow where a published block has to be copied.
+        """
+        writing = self._writing.get(block_id)
+        added = capacity_bytes - (writing.reserved_bytes if writing else 0)
+        if added > 0 and self.space().available_bytes < added:
+            raise common(f"Not enough space in storage dir for block {block_id}: {capacity_bytes} bytes are needed")
+        path = self.layout.staging(block_id)
+        if writing is None:
+            writing = self._writing[block_id] = _Writing(rewrite=False, busy=True)
+            try:
+                writing.rewrite = self._make_staging(block_id, path, alloc)
+            except BaseException:
+                del self._writing[block_id]
+                self._unlink(path)
+                raise
+            writing.busy = False
+        with self._busy(block_id, writing):
+            if alloc is not None:
+                self._allocate(path, capacity_bytes, alloc)
+        writing.streams += 1
+        writing.reserved_bytes = capacity_bytes
+        return path
+
+    def _make_staging(self, block_id: int, path: str, alloc: AllocOptions | None) -> bool:
+        """Create the staging file; True when it starts as a copy of the published block."""
+        source = self.layout.active(block_id)
+        with _os_errors(f"opening block {block_id}"):
+            try:
+                published = self._disk.open(source, os.O_RDONLY)
+            except FileNotFoundError:
+                self._disk.close(self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+                return False
+            try:
+                length_bytes = self._disk.fstat(published).st_size
+                if alloc is not None and alloc.truncate:
+                    length_bytes = min(length_bytes, alloc.length_bytes)
+                copy = self.layout.copy(block_id)
+                self._copy(published, copy, length_bytes)
+                self._disk.rename(copy, path)
+            finally:
+                self._disk.close(published)
+        return True
+
+    def _copy(self, source: int, target_path: str, length_bytes: int) -> None:
+        target = self._disk.open(target_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            buffer = memoryview(bytearray(min(_COPY_BYTES, length_bytes)))
+            done = 0
+            while done < length_bytes:
+                part = buffer[: length_bytes - done]
+                count = self._disk.pread_full(source, part, done)
+                if count == 0:
+                    break
+                self._disk.pwrite_full(target, part[:count], done)
+                done += count
+        finally:
+            self._disk.close(target)
+
+    def _allocate(self, path: str, capacity_bytes: int, alloc: AllocOptions) -> None:
+        if not 0 <= alloc.length_bytes <= capacity_bytes:
+            raise common(f"allocation of {alloc.length_bytes} bytes exceeds block size {capacity_bytes}")
+        with _os_errors(f"resizing {path}"):
+            fd = self._disk.open(path, os.O_WRONLY)
+            try:
+                size_bytes = self._disk.fstat(fd).st_size
+                if not alloc.truncate and size_bytes > alloc.length_bytes:
+                    raise common(f"Block length mismatch, expected: {alloc.length_bytes}, actual: {size_bytes}")
+                if size_bytes != alloc.length_bytes:
+                    self._disk.ftruncate(fd, alloc.length_bytes)
+            finally:
+                self._disk.close(fd)
+
+    def open_staging(self, block_id: int) -> int:
+        """A descriptor to write a block that :meth:`begin` opened."""
+        with _os_errors(f"opening block {block_id}"):
+            return self._disk.open(self.layout.staging(block_id), os.O_WRONLY)
+
+    @contextmanager
+    def writing(self, block_id: int) -> Iterator[None]:
+        """Around writes through a descriptor of :meth:`open_staging`: OSError becomes an error to answer with."""
+        with _os_errors(f"writing block {block_id}"):
+            yield
+
+    def wrote(self, block_id: int, end_bytes: int, capacity_bytes: int) -> None:
+        """A writer has filled the block up to ``end_bytes``: that much is no longer reserved but used."""
+        writing = self._writing.get(block_id)
+        if writing is not None:
+            writing.reserved_bytes = min(writing.reserved_bytes, capacity_bytes - end_bytes)
+
+    def detach(self, block_id: int) -> None:
+        """A writer is gone without completing. The bytes stay for whoever opens the block next; the space that was
+        kept for it does not."""
+        writing = self._writing.get(block_id)
+        if writing is not None:
+            writing.streams -= 1
+            if writing.streams <= 0:
+                writing.streams = 0
+                writing.reserved_bytes = 0
+
+    def complete(self, block_id: int, length_bytes: int, capacity_bytes: int) -> None:
+        """Publish a block whose file must be whole. Repeating it with the same length is fine."""
+        if self._owner_of(block_id) is None:
+            # Its file was deleted or truncated meanwhile; the writer hears of it from the master.
+            self.remove(block_id)
+            return
+        staging, active = self.layout.staging(block_id), self.layout.active(block_id)
+        size_bytes = self._size(staging)
+        published_bytes = self._size(active)
+        if size_bytes is None:
+            if published_bytes is None:
+                raise self._not_found(block_id)
+            if published_bytes != length_bytes:
+                raise _mismatch(block_id, length_bytes, published_bytes)
+            return
+        writing = self._writing.setdefault(block_id, _Writing(rewrite=published_bytes is not None))
+        with self._busy(block_id, writing), _os_errors(f"completing block {block_id}"):
+            if not 0 <= length_bytes <= capacity_bytes:
+                self._forget(block_id)
+                self._unlink(staging)
+                raise common(f"Block {block_id} of {length_bytes} bytes exceeds block size {capacity_bytes}")
+            if size_bytes < length_bytes and writing.rewrite:
+                fd = self.open_staging(block_id)
+                try:
+                    self._disk.ftruncate(fd, length_bytes)
+                finally:
+                    self._disk.close(fd)
+            elif size_bytes != length_bytes:
+                raise _mismatch(block_id, length_bytes, size_bytes)
+            parent = self.layout.active_parent(block_id)
+            if parent not in self._made_dirs:
+                self._disk.makedirs(parent)
+                self._made_dirs.add(parent)
+            self._disk.rename(staging, active)
+            self._used_bytes += length_bytes - (published_bytes or 0)
+            self._forget(block_id)
+
+    def cancel(self, block_id: int) -> None:
+        """Drop what is being written. A published generation stays, unless no file of the namespace has taken it over
+        yet (HEAD deletes it in either case when no rewrite is under way)."""
+        writing = self._writing.get(block_id)
+        if writing is not None:
+            with self._busy(block_id, writing):
+                self._forget(block_id)
+                self._unlink(self.layout.staging(block_id))
+            return
+        owner = self._owner_of(block_id)
+        if owner is None or not owner.locations:
+            self.remove(block_id)
+
+    def remove(self, block_id: int) -> None:
+        """Remove a block that no file owns any more; whoever has it open keeps it. Slow for large blocks."""
+        self._forget(block_id)
+        self._unlink(self.layout.staging(block_id))
+        path = self.layout.active(block_id)
+        size_bytes = self._size(path)
+        if size_bytes is not None and self._unlink(path):
+            self._used_bytes = max(0, self._used_bytes - size_bytes)
+
+    def _forget(self, block_id: int) -> None:
+        self._writing.pop(block_id, None)
+
+    @contextmanager
+    def _busy(self, block_id: int, writing: _Writing) -> Iterator[None]:
+        if writing.busy:
+            raise common(f"Block {block_id} is being opened or finalized by another stream")
+        writing.busy = True
+        try:
+            yield
+        finally:
+            writing.busy = False
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    def open_read(self, block_id: int) -> OpenBlock:
+        """Open a block for reading: the published generation, or the bytes so far of one that never was."""
+        for path, published in ((self.layout.active(block_id), True), (self.layout.staging(block_id), False)):
+            with _os_errors(f"opening block {block_id}"):
+                try:
+                    fd = self._disk.open(path, os.O_RDONLY)
+                except FileNotFoundError:
+                    continue
+                return OpenBlock(fd, path if published else None, self._disk.fstat(fd).st_size)
+        raise self._not_found(block_id)
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def _not_found(self, block_id: int) -> CurvfsError:
+        return refusal(self._behaviour.block_not_found_kind, f"Block {block_id} not found")
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return self._disk.stat(path).st_size
+        except FileNotFoundError:
+            return None
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            self._disk.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _mismatch(block_id: int, expected: int, actual: int) -> CurvfsError:
+    return common(f"Block {block_id} length mismatch, expected: {expected}, actual: {actual}")
+
+
+@contextmanager
+def _os_errors(doing: str) -> Iterator[None]:
+    """OSError becomes an error reply: no space with its own kind, the rest with its reason."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise refusal(OUT_OF_SPACE, f"{doing}: no space left on the worker's disk") from error
+        raise from_os_error(error, doing=doing) from error

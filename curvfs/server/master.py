@@ -1,0 +1,369 @@
+"""The master's port: unary requests in, replies out.
+
+Requests that came together are executed one after the other and their replies sent together, so a client that keeps
+many requests under way costs one turn of the event loop per batch, not per request.
+
+Specification sections 1.4, 2.1, 4.2 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import trio
+from google.protobuf.message import Message
+
+from curvfs.errors import ProtocolError
+from curvfs.server import convert, locks
+from curvfs.server.behaviour import Behaviour
+from curvfs.server.cluster import Cluster
+from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
+from curvfs.server.fileblocks import FileBlocks, Resize
+from curvfs.server.namespace import ACCESS_MODE, Namespace
+from curvfs.server.oplog import Log
+from curvfs.server.records import Change
+from curvfs.server.refusals import common
+from curvfs.server.retrycache import RetryCache
+from curvfs.units import KIB
+from curvfs.wire.codes import RequestStatus, RpcCode
+from curvfs.wire.frame import FrameDecoder
+from curvfs.wire.messages import decode, pb
+from curvfs.wire.session import Request, ServerSession
+from curvfs.world import Stream, World
+
+#: A connection without a request for this long is closed.
+IDLE_TIMEOUT_S = 600.0
+
+_RECEIVE_BYTES = 256 * KIB
+#: Replies collected before they are sent, and other tasks get their turn, although more requests wait.
+_REPLIES = 64
+_REPLY_BYTES = 256 * KIB
+
+M = TypeVar("M", bound=Message)
+Handler = Callable[["Master", Any, int], Message]
+
+
+class Master:
+    """Everything that answers requests on the master port. ``active_master`` is the ``host:port`` it goes by."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        cluster: Cluster,
+        *,
+        active_master: str,
+        behaviour: Behaviour,
+        world: World,
+        log: Log,
+    ) -> None:
+        self.namespace = namespace
+        self.files = FileBlocks(namespace, cluster, behaviour)
+        self.cluster = cluster
+        self._active_master = active_master
+        self._behaviour = behaviour
+        self._world = world
+        self._log = log
+        self._done = RetryCache()
+        self._addresses = {worker.worker_id: convert.worker_address(worker) for worker in cluster.workers}
+        #: Set while mutations may run; cleared for moments when the metadata log has to be emptied.
+        self.writable = trio.Event()
+        self.writable.set()
+        #: Told when a directory tree waits to be taken apart.
+        self.on_doomed: Callable[[], None] = lambda: None
+
+    # -------------------------------------------------------------------------------------------------- connection
+
+    async def serve(self, stream: Stream) -> None:
+        """Answer the requests of one connection until it closes, idles or sends what is no request."""
+        session = ServerSession()
+        decoder = FrameDecoder(max_header_bytes=MAX_REQUEST_HEADER_BYTES)
+        buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        idle_since_s = self._world.clock.monotonic_s()
+        while True:
+            left_s = IDLE_TIMEOUT_S - (self._world.clock.monotonic_s() - idle_since_s)
+            with trio.move_on_after(max(0.0, left_s)) as scope:
+                count = await stream.recv_into(buffer)
+            if scope.cancelled_caught or count == 0:
+                return
+            decoder.feed(buffer[:count])
+            if await self._drain(stream, session, decoder):
+                idle_since_s = self._world.clock.monotonic_s()
+
+    async def _drain(self, stream: Stream, session: ServerSession, decoder: FrameDecoder) -> bool:
+        """Answer every whole request that has come; False when there was none (heartbeats are none)."""
+        answered = False
+        replies: list[bytes] = []
+        size_bytes = 0
+        broken: ProtocolError | None = None
+        while broken is None:
+            try:
+                frame = decoder.next_frame()
+                request = None if frame is None else session.receive(frame.head, frame.header, frame.data)
+            except ProtocolError as error:
+                frame, request, broken = None, None, error
+            if request is not None:
+                if not self.writable.is_set():
+                    await self.writable.wait()
+                replies.append(self._answer(session, request))
+                size_bytes += len(replies[-1])
+            if replies and (frame is None or len(replies) >= _REPLIES or size_bytes >= _REPLY_BYTES):
+                await stream.send(*replies)
+                replies, size_bytes = [], 0
+                answered = True
+            if frame is None:
+                break
+        if broken is not None:
+            raise broken
+        return answered
+
+    def _answer(self, session: ServerSession, request: Request) -> bytes:
+        """The whole reply frame to one request."""
+        try:
+            header = self._execute(request)
+        except Exception as error:  # whatever it is, the client gets an answer
+            kind, text = explain(error, f"{request.rpc.wire_name} ({request.code})", self._log)
+            return session.error(request, kind, text)
+        return session.reply(request, header)
+
+    def _execute(self, request: Request) -> bytes:
+        entry = _HANDLERS.get(request.code)
+        if entry is None or request.status is not RequestStatus.RPC:
+            raise common("Unsupported operation")
+        message_type, handler = entry
+        message: Any = decode(message_type, request.header)
+        again = _ONCE.get(request.code)
+        if again is None or (request.code == RpcCode.OPEN_FILE and message.flags & ACCESS_MODE == 0):
+            return handler(self, message, request.req_id).SerializeToString()
+        now_ms = self._world.clock.time_ms()
+        if self._done.knows(request.req_id, request.code, request.header, now_ms):
+            return again(self, message).SerializeToString()
+        reply = handler(self, message, request.req_id).SerializeToString()
+        self._done.remember(request.req_id, request.code, request.header, now_ms)
+        return reply
+
+    # ---------------------------------------------------------------------------------------------------- handlers
+
+    def _mkdir(self, message: Any, _: int) -> Message:
+        inode = self.namespace.mkdir(message.path, convert.mkdir_options_of(message.opts))
+        return pb.MkdirResponse(flag=False, status=convert.status(message.path, inode))
+
+    def _delete(self, message: Any, _: int) -> Message:
+        inodes, size_bytes = self.namespace.delete(message.path, message.recursive)
+        if message.recursive:
+            self.on_doomed()
+        return pb.DeleteResponse(res=pb.FreeResultProto(inodes=inodes, bytes=size_bytes))
+
+    def _create_file(self, message: Any, _: int) -> Message:
+        inode = self.namespace.create(message.path, convert.create_options_of(message.opts), message.flags)
+        return pb.CreateFileResponse(file_status=convert.status(message.path, inode))
+
+    def _open_file(self, message: Any, _: int) -> Message:
+        options = convert.create_options_of(message.opts)
+        inode, blocks = self.files.open_file(message.path, options, message.flags)
+        return pb.OpenFileResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+
+    def _file_status(self, message: Any, _: int) -> Message:
+        return pb.GetFileStatusResponse(status=convert.status(message.path, self.namespace.get(message.path)))
+
+    def _list_status(self, message: Any, _: int) -> Message:
+        found = self.namespace.list_status(message.path)
+        return pb.ListStatusResponse(statuses=[convert.status(path, inode) for path, inode in found])
+
+    def _list_options(self, message: Any, _: int) -> Message:
+        options = message.options
+        limit = options.limit if options.HasField("limit") else None
+        found = self.namespace.list_page(message.path, options.start_after, limit)
+        return pb.ListOptionsResponse(statuses=[convert.status(path, inode) for path, inode in found])
+
+    def _exists(self, message: Any, _: int) -> Message:
+        return pb.ExistsResponse(exists=self.namespace.find(message.path) is not None)
+
+    def _rename(self, message: Any, _: int) -> Message:
+        return pb.RenameResponse(result=self.namespace.rename(message.src, message.dst, message.flags))
+
+    def _add_block(self, message: Any, _: int) -> Message:
+        inode, placed = self.files.add_block(
+            message.path,
+            message.inode_id,
+            message.last_block.id if message.HasField("last_block") else None,
+            message.file_len,
+            convert.commits_of(message.commit_blocks),
+            message.exclude_workers,
+            message.client_address.hostname,
+        )
+        return convert.located(placed, inode, self._addresses)  # bare: section 2.1
+
+    def _complete_file(self, message: Any, _: int) -> Message:
+        inode = self.files.complete(
+            message.path,
+            message.inode_id,
+            message.len,
+            message.client_name,
+            convert.commits_of(message.commit_blocks),
+            message.only_flush,
+            convert.attr_change_of(message.set_attr_opts) if message.HasField("set_attr_opts") else None,
+        )
+        wanted = not message.HasField("return_file_blocks") or message.return_file_blocks
+        if not message.only_flush or not wanted:
+            return pb.CompleteFileResponse(result=True)
+        blocks = convert.file_blocks(message.path, inode, self.files.placed(inode), self._addresses)
+        return pb.CompleteFileResponse(result=True, file_blocks=blocks)
+
+    def _locate(self, message: Any, _: int) -> Message:
+        inode, blocks = self.files.locate(message.path)
+        return pb.GetBlockLocationsResponse(
+            blocks=convert.file_blocks(message.path, inode, blocks, self._addresses)
+        )
+
+    def _filesystem_info(self, _message: Any, _: int) -> Message:
+        return convert.filesystem_info(
+            self._active_master,
+            self.namespace.store.totals,
+            self.cluster,
+            self._behaviour,
+            self._world.clock.time_ms(),
+        )
+
+    def _set_attr(self, message: Any, _: int) -> Message:
+        inode = self.namespace.set_attr(message.path, convert.attr_change_of(message.opts))
+        return pb.SetAttrResponse(status=convert.status(message.path, inode))
+
+    def _symlink(self, message: Any, _: int) -> Message:
+        self.namespace.symlink(
+            message.target, message.link, message.force, message.mode & 0o7777, message.owner, message.group
+        )
+        return pb.SymlinkResponse()
+
+    def _link(self, message: Any, _: int) -> Message:
+        self.namespace.link(message.src_path, message.dst_path)
+        return pb.LinkResponse()
+
+    def _resize_file(self, message: Any, _: int) -> Message:
+        options = message.opts
+        inode, blocks = self.files.resize(
+            message.path, Resize(options.truncate, options.off, options.len, options.mode)
+        )
+        return pb.FileResizeResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+
+    def _assign_worker(self, message: Any, _: int) -> Message:
+        placed = self.files.assign(
+            message.path, message.block.id, message.exclude_workers, message.client_address.hostname
+        )
+        inode = self.namespace.get(message.path)
+        return pb.AssignWorkerResponse(block=convert.located(placed, inode, self._addresses))
+
+    def _get_lock(self, message: Any, _: int) -> Message:
+        inode = self.namespace.get(message.path)
+        held = locks.alive(self.namespace.store.locks(inode.id), self._world.clock.time_ms())
+        against = locks.conflict(held, convert.lock_of(message.lock))
+        return pb.GetLockResponse(conflict=None if against is None else convert.file_lock(against))
+
+    def _set_lock(self, message: Any, _: int) -> Message:
+        inode = self.namespace.get(message.path)
+        now_ms = self._world.clock.time_ms()
+        wanted = convert.lock_of(message.lock)
+        held = locks.alive(self.namespace.store.locks(inode.id), now_ms)
+        against = locks.conflict(held, wanted)
+        if against is not None:
+            return pb.SetLockResponse(conflict=convert.file_lock(against))
+        self.namespace.store.apply(Change(locks={inode.id: locks.with_lock(held, wanted, now_ms)}))
+        return pb.SetLockResponse()
+
+    def _create_files_batch(self, message: Any, req_id: int) -> Message:
+        statuses = []
+        now_ms = self._world.clock.time_ms()
+        for index, request in enumerate(message.requests):
+            # Elements before a failing one stay created; a repeated batch passes over them.
+            key = (req_id + index, int(RpcCode.CREATE_FILE), request.SerializeToString(deterministic=True), now_ms)
+            if self._done.knows(*key):
+                inode = self.namespace.get(request.path)
+            else:
+                inode = self.namespace.create(request.path, convert.create_options_of(request.opts), request.flags)
+                self._done.remember(*key)
+            statuses.append(convert.status(request.path, inode))
+        return pb.CreateFilesBatchResponse(file_statuses=statuses)
+
+    def _add_blocks_batch(self, message: Any, req_id: int) -> Message:
+        blocks: list[Any] = [self._add_block(request, req_id) for request in message.requests]
+        return pb.AddBlocksBatchResponse(blocks=blocks)
+
+    def _complete_files_batch(self, message: Any, req_id: int) -> Message:
+        for request in message.requests:
+            self._complete_file(request, req_id)
+        return pb.CompleteFilesBatchResponse(results=[True] * len(message.requests))
+
+    def _mount_table(self, _message: Any, _: int) -> Message:
+        return pb.GetMountTableResponse()
+
+    def _mount_info(self, _message: Any, _: int) -> Message:
+        return pb.GetMountInfoResponse()
+
+    def _metrics_report(self, _message: Any, _: int) -> Message:
+        return pb.MetricsReportResponse()
+
+    # ----------------------------------------------------------------------------- answers to what was done already
+
+    def _again_create(self, message: Any) -> Message:
+        return pb.CreateFileResponse(file_status=convert.status(message.path, self.namespace.get(message.path)))
+
+    def _again_open(self, message: Any) -> Message:
+        inode, blocks = self.files.locate(message.path)
+        return pb.OpenFileResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+
+    def _again_delete(self, _message: Any) -> Message:
+        return pb.DeleteResponse(res=pb.FreeResultProto(inodes=0, bytes=0))
+
+    def _again_rename(self, _message: Any) -> Message:
+        return pb.RenameResponse(result=True)
+
+    def _again_set_attr(self, message: Any) -> Message:
+        return pb.SetAttrResponse(status=convert.status(message.path, self.namespace.get(message.path)))
+
+    def _again_symlink(self, _message: Any) -> Message:
+        return pb.SymlinkResponse()
+
+    def _again_link(self, _message: Any) -> Message:
+        return pb.LinkResponse()
+
+
+
+_HANDLERS: dict[int, tuple[type[Message], Handler]] = {
+    RpcCode.MKDIR: (pb.MkdirRequest, Master._mkdir),
+    RpcCode.DELETE: (pb.DeleteRequest, Master._delete),
+    RpcCode.CREATE_FILE: (pb.CreateFileRequest, Master._create_file),
+    RpcCode.OPEN_FILE: (pb.OpenFileRequest, Master._open_file),
+    RpcCode.FILE_STATUS: (pb.GetFileStatusRequest, Master._file_status),
+    RpcCode.LIST_STATUS: (pb.ListStatusRequest, Master._list_status),
+    RpcCode.EXISTS: (pb.ExistsRequest, Master._exists),
+    RpcCode.RENAME: (pb.RenameRequest, Master._rename),
+    RpcCode.ADD_BLOCK: (pb.AddBlockRequest, Master._add_block),
+    RpcCode.COMPLETE_FILE: (pb.CompleteFileRequest, Master._complete_file),
+    RpcCode.GET_BLOCK_LOCATIONS: (pb.GetBlockLocationsRequest, Master._locate),
+    RpcCode.GET_FILESYSTEM_INFO: (pb.GetFilesystemInfoRequest, Master._filesystem_info),
+    RpcCode.SET_ATTR: (pb.SetAttrRequest, Master._set_attr),
+    RpcCode.SYMLINK: (pb.SymlinkRequest, Master._symlink),
+    RpcCode.LINK: (pb.LinkRequest, Master._link),
+    RpcCode.RESIZE_FILE: (pb.FileResizeRequest, Master._resize_file),
+    RpcCode.ASSIGN_WORKER: (pb.AssignWorkerRequest, Master._assign_worker),
+    RpcCode.GET_LOCK: (pb.GetLockRequest, Master._get_lock),
+    RpcCode.SET_LOCK: (pb.SetLockRequest, Master._set_lock),
+    RpcCode.CREATE_FILES_BATCH: (pb.CreateFilesBatchRequest, Master._create_files_batch),
+    RpcCode.ADD_BLOCKS_BATCH: (pb.AddBlocksBatchRequest, Master._add_blocks_batch),
+    RpcCode.COMPLETE_FILES_BATCH: (pb.CompleteFilesBatchRequest, Master._complete_files_batch),
+    RpcCode.LIST_OPTIONS: (pb.ListOptionsRequest, Master._list_options),
+    RpcCode.GET_MOUNT_TABLE: (pb.GetMountTableRequest, Master._mount_table),
+    RpcCode.GET_MOUNT_INFO: (pb.GetMountInfoRequest, Master._mount_info),
+    RpcCode.METRICS_REPORT: (pb.MetricsReportRequest, Master._metrics_report),
+}
+
+#: Requests that are executed once per req_id, and how a repetition is answered.
+_ONCE: dict[int, Callable[[Master, Any], Message]] = {
+    RpcCode.CREATE_FILE: Master._again_create,
+    RpcCode.OPEN_FILE: Master._again_open,
+    RpcCode.DELETE: Master._again_delete,
+    RpcCode.RENAME: Master._again_rename,
+    RpcCode.SET_ATTR: Master._again_set_attr,
+    RpcCode.SYMLINK: Master._again_symlink,
+    RpcCode.LINK: Master._again_link,
+}

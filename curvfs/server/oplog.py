@@ -1,0 +1,29 @@
+"""The server's log: one line per event, to stderr or wherever the service sends it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from curvfs.world import World
+
+
+class Log:
+    """Lines with a time stamp (milliseconds since the Unix epoch)."""
+
+    def __init__(self, world: World, write: Callable[[str], None]) -> None:
+        self._world = world
+        self._write = write
+
+    def info(self, text: str) -> None:
+        self._write(f"{self._world.clock.time_ms()} info {text}")
+
+    def error(self, text: str) -> None:
+        self._write(f"{self._world.clock.time_ms()} error {text}")
+
+    def bug(self, doing: str, error: BaseException) -> None:
+        """An exception that nobody foresaw: with where it came from."""
+        where = " < ".join(
+            f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-6:])
+        )
+        self.error(f"{doing} failed: {type(error).__name__}: {error} ({where})")

@@ -1,0 +1,170 @@
+"""What a master remembers, as values: inodes, blocks, locks, and the change that turns one state into the next.
+
+Records are immutable. A :class:`Change` collects the new values of one mutation; a
+:class:`~curvfs.server.metastore.MetaStore` applies it whole or not at all, so a request that is refused half-way leaves
+nothing behind.
+
+Specification sections 4.1, 4.4, 4.14, 4.15 and 11. All times are milliseconds since the Unix epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+ROOT_ID = 1000
+
+#: Block id = (inode id << 24) | sequence number inside the file.
+BLOCK_BITS = 24
+
+
+class Kind(IntEnum):
+    """What an inode is; the numbers of FileTypeProto."""
+
+    DIR = 0
+    FILE = 1
+    LINK = 2
+    STREAM = 3
+    AGG = 4
+    OBJECT = 5
+    FIFO = 6
+    CHAR = 7
+    BLOCK = 8
+    SOCKET = 9
+
+
+#: Special nodes: made by CreateFile, never written (section 4.5).
+SPECIAL_KINDS = frozenset({Kind.FIFO, Kind.CHAR, Kind.BLOCK, Kind.SOCKET})
+
+STORAGE_DISK = 4
+TTL_NONE = 0
+STATE_CV = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """StoragePolicyProto without the under-store part, which this server does not have."""
+
+    storage_type: int = STORAGE_DISK
+    ttl_ms: int = 0
+    ttl_action: int = TTL_NONE
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Inode:
+    """A file, directory, symlink or special node, without its names and blocks."""
+
+    id: int
+    kind: Kind
+    mode: int
+    owner: str
+    group: str
+    mtime_ms: int
+    atime_ms: int
+    #: Set by the first SetAttr or Rename, and kept current from then on (section 3.3).
+    ctime_ms: int | None = None
+    nlink: int = 1
+    #: Directories: number of entries.
+    children: int = 0
+    length_bytes: int = 0
+    block_size_bytes: int = 0
+    replicas: int = 0
+    #: Sequence number of the next block of this file.
+    next_block: int = 0
+    #: Sum of the lengths of this file's blocks.
+    blocks_bytes: int = 0
+    writers: tuple[str, ...] = ()
+    policy: Policy = DEFAULT_POLICY
+    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    target: str = ""
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == Kind.DIR
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no writer is registered; always false for directories."""
+        return self.kind != Kind.DIR and not self.writers
+
+
+@dataclass(frozen=True, slots=True)
+class AllocOptions:
+    """FileAllocOptsProto: how a worker has to size a block before it is used (offset is always 0)."""
+
+    truncate: bool
+    length_bytes: int
+    mode: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a replica of a block lies."""
+
+    worker_id: int
+    storage_type: int = STORAGE_DISK
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of a file. ``locations`` are committed; ``planned`` were chosen by AddBlock or AssignWorker and are
+    not shown until the first commit (section 4.4)."""
+
+    id: int
+    length_bytes: int = 0
+    alloc: AllocOptions | None = None
+    planned: tuple[int, ...] = ()
+    locations: tuple[Location, ...] = ()
+
+    @property
+    def inode_id(self) -> int:
+        return self.id >> BLOCK_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """An advisory lock (section 4.15). ``end`` is inclusive; 2^64 - 1 means to the end of the file."""
+
+    client_id: str
+    owner_id: int
+    pid: int
+    acquired_ms: int
+    #: LockTypeProto: READ 0, WRITE 1, UNLOCK 2.
+    lock_type: int
+    #: LockFlagsProto: PLOCK 0, FLOCK 1.
+    lock_flags: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters of the whole namespace. ``next_inode`` is the id that the next new inode gets."""
+
+    next_inode: int = ROOT_ID + 1
+    directories: int = 1
+    files: int = 0
+    blocks: int = 0
+
+
+@dataclass(slots=True)
+class Change:
+    """The new values of one mutation. None removes."""
+
+    inodes: dict[int, Inode | None] = field(default_factory=dict)
+    #: (directory id, name) -> inode id
+    entries: dict[tuple[int, str], int | None] = field(default_factory=dict)
+    blocks: dict[int, Block | None] = field(default_factory=dict)
+    locks: dict[int, tuple[FileLock, ...]] = field(default_factory=dict)
+    #: Directories cut out of the tree whose contents are still to be removed: id -> in (True) or out (False).
+    doomed: dict[int, bool] = field(default_factory=dict)
+    totals: Totals | None = None
+
+
+def root_inode() -> Inode:
+    """The root as a fresh store holds it."""
+    return Inode(id=ROOT_ID, kind=Kind.DIR, mode=0o777, owner="", group="", mtime_ms=0, atime_ms=0, nlink=2)

@@ -1,0 +1,374 @@
+"""Metadata in one SQLite file, read through bounded caches.
+
+Durability: write-ahead log with ``synchronous=NORMAL``. Every change is one transaction. After the process dies,
+however it dies, every change that was answered is there. After a power loss the newest changes may be missing, but
+always as a suffix: the store is then consistent as of some earlier moment, and block files that no file of that moment
+owns are removed at the next start.
+
+The file grows with the namespace (about 450 bytes per one-block file); memory does not: SQLite's page cache and the
+record caches have fixed bounds. Checkpoints, which wait for the disk, run on a connection of their own in a worker
+thread, so that no request waits for ``fsync``.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from curvfs.errors import CurvfsError, EnvironmentError_
+from curvfs.server.metastore import MetaStore
+from curvfs.server.records import (
+    BLOCK_BITS,
+    DEFAULT_POLICY,
+    AllocOptions,
+    Block,
+    Change,
+    FileLock,
+    Inode,
+    Kind,
+    Location,
+    Policy,
+    Totals,
+    root_inode,
+)
+from curvfs.server.refusals import OUT_OF_SPACE, refusal
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE inode (
+    id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, mode INTEGER NOT NULL, owner TEXT NOT NULL, grp TEXT NOT NULL,
+    mtime_ms INTEGER NOT NULL, atime_ms INTEGER NOT NULL, ctime_ms INTEGER, nlink INTEGER NOT NULL,
+    children INTEGER NOT NULL, length INTEGER NOT NULL, block_size INTEGER NOT NULL, replicas INTEGER NOT NULL,
+    next_block INTEGER NOT NULL, blocks_bytes INTEGER NOT NULL, writers TEXT, policy TEXT, xattrs TEXT, target TEXT
+);
+CREATE TABLE entry (
+    directory INTEGER NOT NULL, name TEXT NOT NULL, inode INTEGER NOT NULL, PRIMARY KEY (directory, name)
+) WITHOUT ROWID;
+CREATE TABLE block (id INTEGER PRIMARY KEY, length INTEGER NOT NULL, alloc TEXT, planned TEXT, locations TEXT);
+CREATE TABLE file_lock (inode INTEGER PRIMARY KEY, locks TEXT NOT NULL);
+CREATE TABLE doomed (directory INTEGER PRIMARY KEY);
+CREATE TABLE totals (
+    one INTEGER PRIMARY KEY CHECK (one = 1), next_inode INTEGER NOT NULL, directories INTEGER NOT NULL,
+    files INTEGER NOT NULL, blocks INTEGER NOT NULL
+);
+"""
+
+_PUT_INODE = "INSERT OR REPLACE INTO inode VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_PUT_TOTALS = "INSERT OR REPLACE INTO totals VALUES (1,?,?,?,?)"
+
+#: Everything that removing a directory's contents frees; UNION, not UNION ALL: a file with two names counts once.
+_WEIGH = """
+WITH RECURSIVE below(id) AS (
+    SELECT inode FROM entry WHERE directory = ?
+    UNION SELECT entry.inode FROM below JOIN entry ON entry.directory = below.id
+)
+SELECT COUNT(*), COALESCE(SUM(length), 0) FROM below JOIN inode USING (id) WHERE kind = 0 OR nlink = 1
+"""
+
+#: Records kept in each generation of a cache; two generations live at a time.
+_CACHED_RECORDS = 32_768
+#: Files with more blocks than this are read from the database each time.
+_CACHED_BLOCKS_PER_FILE = 64
+_PAGE_CACHE_KIB = 64 * 1024
+
+#: A log of this many pages of 4 KiB has to be emptied before it grows further.
+_HEAVY_LOG_PAGES = 65_536
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Cache(Generic[K, V]):
+    """A bounded map that forgets what was not used for a generation."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        found = self._young.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        self._young[key] = value
+        if len(self._young) >= self._size:
+            self._old, self._young = self._young, {}
+
+    def drop(self, key: K) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+
+def _dump(value: Any) -> str | None:
+    """JSON of a non-empty list or map, None of an empty one."""
+    return json.dumps(value, separators=(",", ":")) if value else None
+
+
+class SqliteMetaStore(MetaStore):
+    """A store in a file. ``path`` must be readable and writable by this process alone; it is made when missing."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._changes = 0
+        self._inodes: _Cache[int, Inode] = _Cache(_CACHED_RECORDS)
+        self._entries: _Cache[tuple[int, str], int] = _Cache(_CACHED_RECORDS)
+        self._file_blocks: _Cache[int, tuple[Block, ...]] = _Cache(_CACHED_RECORDS)
+        self._location_sets: _Cache[str, tuple[Location, ...]] = _Cache(1_024)
+        try:
+            self._db = self._connect()
+            self._checkpointer = self._connect()
+            self._totals = self._prepare()
+        except sqlite3.Error as error:
+            raise EnvironmentError_(
+                f"The metadata in {path} cannot be used ({error}); restore it from a copy, or serve another directory."
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        # The checkpointing connection is used by one worker thread at a time.
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
+        db.execute("PRAGMA temp_store = MEMORY")
+        return db
+
+    def _prepare(self) -> Totals:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+            root = root_inode()
+            self._db.execute(_PUT_INODE, self._inode_row(root))
+            self._db.execute(_PUT_TOTALS, (Totals().next_inode, 1, 0, 0))
+            self._db.execute("COMMIT")
+        elif version != SCHEMA_VERSION:
+            raise EnvironmentError_(
+                f"The metadata in {self._path} has format {version} and this curvfs knows format {SCHEMA_VERSION}; "
+                "use the version of curvfs that wrote it."
+            )
+        row = self._db.execute("SELECT next_inode, directories, files, blocks FROM totals").fetchone()
+        return Totals(*row)
+
+    @property
+    def totals(self) -> Totals:
+        return self._totals
+
+    # ---------------------------------------------------------------------------------------------------- reading
+
+    def inode(self, inode_id: int) -> Inode | None:
+        found = self._inodes.get(inode_id)
+        if found is None:
+            row = self._db.execute("SELECT * FROM inode WHERE id = ?", (inode_id,)).fetchone()
+            if row is None:
+                return None
+            found = self._inode_of(row)
+            self._inodes.put(inode_id, found)
+        return found
+
+    def child(self, directory_id: int, name: str) -> int | None:
+        key = (directory_id, name)
+        found = self._entries.get(key)
+        if found is None:
+            row = self._db.execute("SELECT inode FROM entry WHERE directory = ? AND name = ?", key).fetchone()
+            if row is None:
+                return None
+            found = int(row[0])
+            self._entries.put(key, found)
+        return found
+
+    def children(self, directory_id: int, after: str = "", limit: int | None = None) -> list[tuple[str, int]]:
+        return self._db.execute(
+            "SELECT name, inode FROM entry WHERE directory = ? AND name > ? ORDER BY name LIMIT ?",
+            (directory_id, after, -1 if limit is None else limit),
+        ).fetchall()
+
+    def blocks(self, inode_id: int) -> Sequence[Block]:
+        found = self._file_blocks.get(inode_id)
+        if found is None:
+            rows = self._db.execute(
+                "SELECT * FROM block WHERE id >= ? AND id < ? ORDER BY id",
+                (inode_id << BLOCK_BITS, (inode_id + 1) << BLOCK_BITS),
+            ).fetchall()
+            found = tuple(map(self._block_of, rows))
+            if len(found) <= _CACHED_BLOCKS_PER_FILE:
+                self._file_blocks.put(inode_id, found)
+        return found
+
+    def block(self, block_id: int) -> Block | None:
+        row = self._db.execute("SELECT * FROM block WHERE id = ?", (block_id,)).fetchone()
+        return None if row is None else self._block_of(row)
+
+    def block_after(self, inode_id: int, block_id: int | None) -> Block | None:
+        first = (inode_id << BLOCK_BITS) - 1
+        row = self._db.execute(
+            "SELECT * FROM block WHERE id > ? AND id < ? ORDER BY id LIMIT 1",
+            (first if block_id is None else max(first, block_id), (inode_id + 1) << BLOCK_BITS),
+        ).fetchone()
+        return None if row is None else self._block_of(row)
+
+    def locks(self, inode_id: int) -> tuple[FileLock, ...]:
+        row = self._db.execute("SELECT locks FROM file_lock WHERE inode = ?", (inode_id,)).fetchone()
+        return () if row is None else tuple(FileLock(*fields) for fields in json.loads(row[0]))
+
+    def doomed(self) -> int | None:
+        row = self._db.execute("SELECT directory FROM doomed LIMIT 1").fetchone()
+        return None if row is None else int(row[0])
+
+    def weigh(self, directory_id: int) -> tuple[int, int]:
+        inodes, length = self._db.execute(_WEIGH, (directory_id,)).fetchone()
+        return inodes, length
+
+    def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
+        remaining = iter(block_ids)
+        known: set[int] = set()
+        while some := list(islice(remaining, 500)):
+            marks = ",".join("?" * len(some))
+            known.update(row[0] for row in self._db.execute(f"SELECT id FROM block WHERE id IN ({marks})", some))
+        return known
+
+    def block_bytes(self) -> int:
+        located = "SELECT COALESCE(SUM(length), 0) FROM block WHERE locations IS NOT NULL"
+        return int(self._db.execute(located).fetchone()[0])
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    def apply(self, change: Change) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._write(change)
+            self._db.execute("COMMIT")
+        except (sqlite3.Error, OverflowError) as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise refusal(OUT_OF_SPACE, "No space left for the metadata") from error
+            raise CurvfsError(f"The metadata store refused a change: {error}.") from error
+        self._changes += 1
+        self._remember(change)
+
+    def _write(self, change: Change) -> None:
+        db = self._db
+        for inode_id, inode in change.inodes.items():
+            if inode is None:
+                db.execute("DELETE FROM inode WHERE id = ?", (inode_id,))
+            else:
+                db.execute(_PUT_INODE, self._inode_row(inode))
+        for (directory_id, name), target in change.entries.items():
+            if target is None:
+                db.execute("DELETE FROM entry WHERE directory = ? AND name = ?", (directory_id, name))
+            else:
+                db.execute("INSERT OR REPLACE INTO entry VALUES (?,?,?)", (directory_id, name, target))
+        for block_id, block in change.blocks.items():
+            if block is None:
+                db.execute("DELETE FROM block WHERE id = ?", (block_id,))
+            else:
+                db.execute("INSERT OR REPLACE INTO block VALUES (?,?,?,?,?)", self._block_row(block))
+        for inode_id, locks in change.locks.items():
+            if locks:
+                text = _dump([
+                    (lock.client_id, lock.owner_id, lock.pid, lock.acquired_ms, lock.lock_type, lock.lock_flags,
+                     lock.start, lock.end)
+                    for lock in locks
+                ])  # fmt: skip
+                db.execute("INSERT OR REPLACE INTO file_lock VALUES (?,?)", (inode_id, text))
+            else:
+                db.execute("DELETE FROM file_lock WHERE inode = ?", (inode_id,))
+        for inode_id, waiting in change.doomed.items():
+            if waiting:
+                db.execute("INSERT OR REPLACE INTO doomed VALUES (?)", (inode_id,))
+            else:
+                db.execute("DELETE FROM doomed WHERE directory = ?", (inode_id,))
+        if (totals := change.totals) is not None:
+            db.execute(_PUT_TOTALS, (totals.next_inode, totals.directories, totals.files, totals.blocks))
+
+    def _remember(self, change: Change) -> None:
+        """Bring the caches up to date with a change that is in the database."""
+        for inode_id, inode in change.inodes.items():
+            self._inodes.drop(inode_id)
+            if inode is not None:
+                self._inodes.put(inode_id, inode)
+        for key, target in change.entries.items():
+            self._entries.drop(key)
+            if target is not None:
+                self._entries.put(key, target)
+        for inode_id in {block_id >> BLOCK_BITS for block_id in change.blocks}:
+            self._file_blocks.drop(inode_id)
+        if change.totals is not None:
+            self._totals = change.totals
+
+    # ----------------------------------------------------------------------------------------------- housekeeping
+
+    def checkpoint(self) -> bool:
+        if self._changes == 0:
+            return True
+        self._changes = 0
+        try:
+            _, log_pages, _ = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            raise CurvfsError(f"The metadata log of {self._path} cannot be checkpointed: {error}.") from error
+        # Changes made meanwhile keep the log from starting over; only a pause ends that.
+        return int(log_pages) < _HEAVY_LOG_PAGES
+
+    def close(self) -> None:
+        self._checkpointer.close()
+        self._db.close()
+
+    # ---------------------------------------------------------------------------------------------- rows <-> records
+
+    @staticmethod
+    def _inode_row(inode: Inode) -> tuple[Any, ...]:
+        policy = inode.policy
+        return (
+            inode.id, int(inode.kind), inode.mode, inode.owner, inode.group, inode.mtime_ms, inode.atime_ms,
+            inode.ctime_ms, inode.nlink, inode.children, inode.length_bytes, inode.block_size_bytes, inode.replicas,
+            inode.next_block, inode.blocks_bytes, _dump(inode.writers),
+            None if policy is DEFAULT_POLICY else _dump([policy.storage_type, policy.ttl_ms, policy.ttl_action]),
+            _dump({name: value.decode("latin-1") for name, value in inode.xattrs.items()}) if inode.xattrs else None,
+            inode.target or None,
+        )  # fmt: skip
+
+    @staticmethod
+    def _inode_of(row: tuple[Any, ...]) -> Inode:
+        (inode_id, kind, mode, owner, group, mtime_ms, atime_ms, ctime_ms, nlink, children, length, block_size,
+         replicas, next_block, blocks_bytes, writers, policy, xattrs, target) = row  # fmt: skip
+        return Inode(
+            inode_id, Kind(kind), mode, owner, group, mtime_ms, atime_ms, ctime_ms, nlink, children, length, block_size,
+            replicas, next_block, blocks_bytes,
+            tuple(json.loads(writers)) if writers else (),
+            Policy(*json.loads(policy)) if policy else DEFAULT_POLICY,
+            {name: value.encode("latin-1") for name, value in json.loads(xattrs).items()} if xattrs else {},
+            target or "",
+        )  # fmt: skip
+
+    @staticmethod
+    def _block_row(block: Block) -> tuple[Any, ...]:
+        alloc = block.alloc
+        return (
+            block.id,
+            block.length_bytes,
+            None if alloc is None else _dump([int(alloc.truncate), alloc.length_bytes, alloc.mode]),
+            _dump(block.planned),
+            _dump([(location.worker_id, location.storage_type) for location in block.locations]),
+        )
+
+    def _block_of(self, row: tuple[Any, ...]) -> Block:
+        block_id, length, alloc_text, planned, location_text = row
+        alloc = None
+        if alloc_text:
+            truncate, alloc_length, mode = json.loads(alloc_text)
+            alloc = AllocOptions(bool(truncate), alloc_length, mode)
+        locations: tuple[Location, ...] = ()
+        if location_text:
+            known = self._location_sets.get(location_text)
+            if known is None:
+                known = tuple(Location(*fields) for fields in json.loads(location_text))
+                self._location_sets.put(location_text, known)
+            locations = known
+        return Block(block_id, length, alloc, tuple(json.loads(planned)) if planned else (), locations)
