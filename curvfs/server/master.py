@@ -8,13 +8,14 @@ Specification sections 1.4, 2.1, 4.2 and 11.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
 from google.protobuf.message import Message
 
-from curvfs.errors import ProtocolError
+from curvfs.errors import CurvfsError, ProtocolError
 from curvfs.server import convert, locks
 from curvfs.server.behaviour import Behaviour
 from curvfs.server.cluster import Cluster
@@ -34,6 +35,8 @@ from curvfs.world import Stream, World
 
 #: A connection without a request for this long is closed.
 IDLE_TIMEOUT_S = 600.0
+
+_REAP_RETRY_S = 5.0
 
 _RECEIVE_BYTES = 256 * KIB
 #: Replies collected before they are sent, and other tasks get their turn, although more requests wait.
@@ -66,11 +69,38 @@ class Master:
         self._log = log
         self._done = RetryCache()
         self._addresses = {worker.worker_id: convert.worker_address(worker) for worker in cluster.workers}
-        #: Set while mutations may run; cleared for moments when the metadata log has to be emptied.
-        self.writable = trio.Event()
-        self.writable.set()
-        #: Told when a directory tree waits to be taken apart.
-        self.on_doomed: Callable[[], None] = lambda: None
+        self._quiet: trio.Event | None = None
+        self._doomed_any = trio.Event()
+        self._doomed_any.set()  # a server that was killed may have left some
+
+    # -------------------------------------------------------------------------------------------------- background
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Nothing changes the metadata inside this; requests wait."""
+        over = self._quiet = trio.Event()
+        try:
+            yield
+        finally:
+            self._quiet = None
+            over.set()
+
+    async def _while_quiet(self) -> None:
+        while (quiet := self._quiet) is not None:
+            await quiet.wait()
+
+    async def reap_doomed(self) -> None:
+        """Take apart the directory trees that Delete cut out, for as long as the server runs."""
+        while True:
+            await self._doomed_any.wait()
+            await self._while_quiet()
+            try:
+                if not self.namespace.reap():
+                    self._doomed_any = trio.Event()
+            except CurvfsError as error:
+                self._log.error(f"removing a deleted directory: {error}")
+                await self._world.clock.sleep(_REAP_RETRY_S)
+            await trio.lowlevel.checkpoint()
 
     # -------------------------------------------------------------------------------------------------- connection
 
@@ -103,8 +133,7 @@ class Master:
             except ProtocolError as error:
                 frame, request, broken = None, None, error
             if request is not None:
-                if not self.writable.is_set():
-                    await self.writable.wait()
+                await self._while_quiet()
                 replies.append(self._answer(session, request))
                 size_bytes += len(replies[-1])
             if replies and (frame is None or len(replies) >= _REPLIES or size_bytes >= _REPLY_BYTES):
@@ -151,7 +180,7 @@ class Master:
     def _delete(self, message: Any, _: int) -> Message:
         inodes, size_bytes = self.namespace.delete(message.path, message.recursive)
         if message.recursive:
-            self.on_doomed()
+            self._doomed_any.set()
         return pb.DeleteResponse(res=pb.FreeResultProto(inodes=inodes, bytes=size_bytes))
 
     def _create_file(self, message: Any, _: int) -> Message:

@@ -9,7 +9,7 @@ Specification sections 2.2, 4.7, 4.11 and 4.12.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -358,10 +358,10 @@ def _check_block_id(block_id: int) -> None:
         raise refusal(INVALID_ARGUMENT, f"{block_id} is no block id")
 
 
-def _zeros(count: int) -> list[Buffer]:
+def _zeros(count: int) -> Iterator[Buffer]:
     """``count`` zero bytes, not copied."""
-    whole, rest = divmod(count, len(_ZEROS))
-    return [_ZEROS] * whole + ([_ZEROS[:rest]] if rest else [])
+    for offset in range(0, count, len(_ZEROS)):
+        yield _ZEROS[: count - offset]
 
 
 _Handler = Callable[[_Connection, Request, memoryview], Awaitable[_Answer]]

@@ -1,0 +1,117 @@
+"""A server as a program: arguments, ready line, signals, exit code.
+
+``curvfs serve`` and ``python -m curvfs.server`` both end up in :func:`serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import trio
+
+from curvfs.errors import CurvfsError, UsageError
+from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
+from curvfs.units import parse_size
+from curvfs.world import World
+
+#: A server that was told to stop and hangs on a dead disk ends all the same.
+_STOP_TIMEOUT_S = 15.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``python -m curvfs.server``; returns the exit code. Failures are one sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m curvfs.server", description="Serve a directory over Curvine.")
+    parser.add_argument("directory", metavar="DIR", help="where metadata and blocks are kept; made when missing")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--master-port", type=int, default=MASTER_PORT, help="0 picks a free one")
+    parser.add_argument("--worker-port", type=int, default=WORKER_PORT, help="0 picks a free one")
+    parser.add_argument("--hostname", help="name of the worker; default: this machine's")
+    parser.add_argument("--capacity", help="what blocks may take at most, such as 100GB; default: the file system")
+    parser.add_argument("--stop-when-unused", action="store_true", help="stop when no process is attached any more")
+    found = parser.parse_args(arguments)
+    try:
+        serve(
+            found.directory,
+            host=found.host,
+            master_port=found.master_port,
+            worker_port=found.worker_port,
+            hostname=found.hostname,
+            capacity=found.capacity,
+            stop_when_unused=found.stop_when_unused,
+        )
+    except CurvfsError as error:
+        print(f"curvfs.server: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def serve(
+    directory: str,
+    *,
+    host: str = "127.0.0.1",
+    master_port: int = MASTER_PORT,
+    worker_port: int = WORKER_PORT,
+    hostname: str | None = None,
+    capacity: str | None = None,
+    stop_when_unused: bool = False,
+    world: World | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Prints the URL as the only line on stdout once clients may come."""
+    for port, option in ((master_port, "--master-port"), (worker_port, "--worker-port")):
+        if not 0 <= port <= 65535:
+            raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
+    capacity_bytes = None if capacity is None else parse_size(capacity)
+    if host not in LOOPBACK:
+        _say(
+            f"Listening on {host}: everybody who reaches these ports can read, change and delete everything, because "
+            "the Curvine protocol has no authentication."
+        )
+    os.umask(0o077)
+    world = world or World.real()
+
+    async def until_stopped() -> None:
+        with trio.CancelScope() as scope:
+            trio.lowlevel.spawn_system_task(_cancel_on_signal, scope, world)
+            await run_server(
+                directory,
+                host=host,
+                master_port=master_port,
+                worker_port=worker_port,
+                hostname=hostname,
+                capacity_bytes=capacity_bytes,
+                stop_when_unused=stop_when_unused,
+                log=_say,
+                world=world,
+                task_status=_ReadyLine(),
+            )
+
+    trio.run(until_stopped)
+
+
+class _ReadyLine(trio.TaskStatus[Server]):
+    """Hears that the server is ready, and says so."""
+
+    def started(self, value: Server | None = None) -> None:
+        if value is not None:
+            print(value.url, flush=True)
+
+
+async def _cancel_on_signal(scope: trio.CancelScope, world: World) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            world.threads.start(lambda: _end_anyway(world), name="curvfs-stop")
+            scope.cancel()
+
+
+def _end_anyway(world: World) -> None:
+    world.clock.block(_STOP_TIMEOUT_S)
+    _say(f"curvfs.server: did not stop within {_STOP_TIMEOUT_S:.0f} s, so something hangs; ending now.")
+    os._exit(1)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

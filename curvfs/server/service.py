@@ -1,0 +1,303 @@
+"""One server process: master and worker over one directory, on two ports::
+
+    DIR/meta.db            metadata (with its -wal and -shm)
+    DIR/data/curvine/...   blocks, laid out as a Curvine worker's
+    DIR/server.json        who serves, where: pid, host, ports, url, version; kept after the end, for its ports
+    DIR/server.lock        locked exclusively while a server runs
+    DIR/users.lock         locked shared by every process that is attached; see curvfs.server.embedded
+
+Everything is made with modes 0700 and 0600. There is no authentication in the Curvine protocol: whoever reaches the
+ports may do everything, which is why they are on the loopback address unless somebody says otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from curvfs import __version__
+from curvfs.errors import CurvfsError, EnvironmentError_, UsageError
+from curvfs.server.behaviour import HEAD, Behaviour
+from curvfs.server.blockstore import BlockStore
+from curvfs.server.cluster import Cluster, WorkerNode
+from curvfs.server.connection import accept
+from curvfs.server.layout import Layout
+from curvfs.server.master import Master
+from curvfs.server.metastore import MetaStore
+from curvfs.server.namespace import Namespace
+from curvfs.server.oplog import Log
+from curvfs.server.sqlitestore import SqliteMetaStore
+from curvfs.server.worker import Worker
+from curvfs.world import Listener, World
+
+MASTER_PORT = 8995
+WORKER_PORT = 8997
+CLUSTER_ID = "curvine"
+
+#: How long a starting server waits for another one on the same directory to go away.
+_LOCK_TIMEOUT_S = 1.0
+#: How often, and how long in a row, nobody must be attached before a server that may stop does.
+_USERS_POLL_S = 0.5
+_UNUSED_GRACE_S = 3.0
+_CHECKPOINT_PERIOD_S = 20.0
+
+#: Addresses that only this machine reaches.
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_WILDCARD = frozenset({"0.0.0.0", "::", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is ready. ``host`` is what clients on this machine connect to."""
+
+    directory: str
+    host: str
+    master_port: int
+    worker_port: int
+    hostname: str
+
+    @property
+    def url(self) -> str:
+        return f"curvine://{url_host(self.host)}:{self.master_port}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The paths below the directory that is served."""
+
+    path: str
+
+    @classmethod
+    def at(cls, path: str) -> Directory:
+        return cls(os.path.abspath(path))
+
+    @property
+    def database(self) -> str:
+        return f"{self.path}/meta.db"
+
+    @property
+    def data(self) -> str:
+        return f"{self.path}/data"
+
+    @property
+    def record(self) -> str:
+        return f"{self.path}/server.json"
+
+    @property
+    def server_lock(self) -> str:
+        return f"{self.path}/server.lock"
+
+    @property
+    def users_lock(self) -> str:
+        return f"{self.path}/users.lock"
+
+    @property
+    def log(self) -> str:
+        return f"{self.path}/server.log"
+
+    def prepare(self, world: World) -> None:
+        """Make the directory. Raises EnvironmentError_ in one sentence when it cannot be used."""
+        try:
+            world.disk.makedirs(self.path)
+            world.disk.makedirs(self.data)
+        except (NotADirectoryError, FileExistsError) as error:
+            raise UsageError(f"{self.path} is not a directory; name one, or a path that does not exist yet.") from error
+        except OSError as error:
+            raise EnvironmentError_(
+                f"{self.path} cannot be used to store anything: {os.strerror(error.errno or 0)}; check its "
+                "permissions, or name another directory.",
+                errno_=error.errno,
+            ) from error
+
+    def read_record(self, world: World) -> dict[str, Any]:
+        """What the server that ran here last wrote about itself; empty when there is nothing (whole)."""
+        try:
+            found = json.loads(world.disk.read_file(self.record))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def run_server(
+    directory: str,
+    *,
+    host: str = "127.0.0.1",
+    master_port: int = MASTER_PORT,
+    worker_port: int = WORKER_PORT,
+    hostname: str | None = None,
+    capacity_bytes: int | None = None,
+    stop_when_unused: bool = False,
+    behaviour: Behaviour = HEAD,
+    log: Callable[[str], None] = lambda _: None,
+    world: World | None = None,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve ``directory`` until cancelled (or, with ``stop_when_unused``, until nobody is attached for a while).
+
+    ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
+    own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
+    what the blocks may take. Raises EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
+    """
+    world = world or World.real()
+    place = Directory.at(directory)
+    place.prepare(world)
+    async with _locked(place, world) as held:
+        journal = Log(world, log)
+        with _metadata(place, world) as store:
+            blocks = BlockStore(
+                Layout(place.data, CLUSTER_ID), store.block, world, behaviour, capacity_bytes=capacity_bytes
+            )
+            try:
+                version = await world.threads.run(blocks.start, store)
+            except OSError as error:
+                raise EnvironmentError_(
+                    f"{error.filename or place.data} cannot be used: {os.strerror(error.errno or 0)}.",
+                    errno_=error.errno,
+                ) from error
+            async with _listening(world, host, master_port, worker_port) as (for_master, for_worker):
+                hostname = hostname or world.net.hostname()
+                reached = hostname if host in _WILDCARD else host
+                node = WorkerNode(version, hostname, reached, for_worker.port, blocks, world.clock.time_ms())
+                cluster = Cluster([node])
+                master = Master(
+                    Namespace(store, world.clock.time_ms, cluster.release),
+                    cluster,
+                    active_master=f"{reached}:{for_master.port}",
+                    behaviour=behaviour,
+                    world=world,
+                    log=journal,
+                )
+                worker = Worker(blocks, behaviour=behaviour, world=world, log=journal)
+                server = Server(place.path, reached, for_master.port, for_worker.port, hostname)
+                _write_record(place, server, world)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(accept, for_master, master.serve, journal)
+                    nursery.start_soon(accept, for_worker, worker.serve, journal)
+                    nursery.start_soon(cluster.remove_released, world, journal)
+                    nursery.start_soon(master.reap_doomed)
+                    nursery.start_soon(_checkpoints, store, master, world, journal)
+                    journal.info(f"serving {place.path} at {server.url}")
+                    task_status.started(server)
+                    if stop_when_unused:
+                        held.append(await _last_user_gone(place, world))
+                        journal.info("nobody is attached any more")
+                        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _locked(place: Directory, world: World) -> AsyncIterator[list[int]]:
+    """The right to serve this directory, and a list of descriptors to close after giving it up.
+
+    Somebody may hold the lock for a moment while looking whether a server runs."""
+    held = [_open_lock(place.server_lock, world)]
+    try:
+        deadline_s = world.clock.monotonic_s() + _LOCK_TIMEOUT_S
+        while not world.disk.lock(held[0]):
+            if world.clock.monotonic_s() > deadline_s:
+                url = place.read_record(world).get("url", "its URL is not known yet")
+                raise EnvironmentError_(
+                    f"Another server serves {place.path} already ({url}); use that one, or stop it first.",
+                    errno_=errno.EBUSY,
+                )
+            await world.clock.sleep(0.02)
+        yield held
+    finally:
+        for fd in held:
+            world.disk.close(fd)
+
+
+def _open_lock(path: str, world: World) -> int:
+    try:
+        return world.disk.open(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise EnvironmentError_(
+            f"{path} cannot be written: {os.strerror(error.errno or 0)}; check the permissions of its directory.",
+            errno_=error.errno,
+        ) from error
+
+
+@contextmanager
+def _metadata(place: Directory, world: World) -> Iterator[MetaStore]:
+    # Made here with its mode; SQLite gives the files beside it the same.
+    world.disk.close(_open_lock(place.database, world))
+    store = SqliteMetaStore(place.database)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def _listening(
+    world: World, host: str, master_port: int, worker_port: int
+) -> AsyncIterator[tuple[Listener, Listener]]:
+    listeners: list[Listener] = []
+    try:
+        for port, option in ((master_port, "--master-port"), (worker_port, "--worker-port")):
+            try:
+                listeners.append(await world.net.listen(host, port))
+            except EnvironmentError_ as error:
+                if error.errno_ != errno.EADDRINUSE:
+                    raise
+                raise EnvironmentError_(
+                    f"Port {port} on {host} is taken by another program; choose another with {option}.",
+                    errno_=error.errno_,
+                ) from error
+        yield listeners[0], listeners[1]
+    finally:
+        with trio.CancelScope(shield=True):
+            for listener in listeners:
+                await listener.aclose()
+
+
+def _write_record(place: Directory, server: Server, world: World) -> None:
+    record = {
+        "pid": os.getpid(),
+        "host": server.host,
+        "master_port": server.master_port,
+        "worker_port": server.worker_port,
+        "hostname": server.hostname,
+        "url": server.url,
+        "version": __version__,
+    }
+    world.disk.write_file(place.record, json.dumps(record, indent=1).encode() + b"\n")
+
+
+async def _last_user_gone(place: Directory, world: World) -> int:
+    """Wait until nobody has been attached for a while. The descriptor returned keeps newcomers out until it is closed,
+    so that they find either a server that stays or none."""
+    unused_since_s: float | None = None
+    while True:
+        now_s = world.clock.monotonic_s()
+        fd = _open_lock(place.users_lock, world)
+        if not world.disk.lock(fd):
+            unused_since_s = None
+        elif unused_since_s is None:
+            unused_since_s = now_s
+        elif now_s - unused_since_s >= _UNUSED_GRACE_S:
+            return fd
+        world.disk.close(fd)
+        await world.clock.sleep(_USERS_POLL_S)
+
+
+async def _checkpoints(store: MetaStore, master: Master, world: World, journal: Log) -> None:
+    """Empty the metadata log now and then; let mutations wait only when it would grow without end."""
+    while True:
+        await world.clock.sleep(_CHECKPOINT_PERIOD_S)
+        try:
+            if not await world.threads.run(store.checkpoint):
+                async with master.quiet():
+                    await world.threads.run(store.checkpoint)
+        except CurvfsError as error:
+            journal.error(str(error))
