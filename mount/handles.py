@@ -1,0 +1,180 @@
+"""Open files: the writer that all handles of a file share, and the handles.
+
+What one descriptor writes, another reads at once: reads of a file with an open writer go through the writer, without
+anything being published in between.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import trio
+
+from curvfs.api import CurvineFileSystem, FileWriter
+from curvfs.errors import CurvfsError, FileTooLarge
+from curvfs.units import PIB
+from mount.inodes import Node, NodeTable
+from mount.readers import Readers
+
+MAX_FILE_BYTES = PIB
+
+
+class NodeWriter:
+    """The one writer that all handles of a file share. The store's writer behind it is opened at the first write.
+
+    ``failed`` keeps the first error: bytes that had been taken may be lost with it, so that every later write, flush
+    and sync through this node reports it, and a private file with it is never published.
+    """
+
+    def __init__(self, fs: CurvineFileSystem, table: NodeTable, readers: Readers, node: Node) -> None:
+        self._fs = fs
+        self._table = table
+        self._readers = readers
+        self._node = node
+        self._stream: FileWriter | None = None
+        self._lock = trio.Lock()
+        self.is_dirty = False
+        self.failed: CurvfsError | None = None
+
+    def adopt(self, stream: FileWriter) -> None:
+        """Take over the writer of a file that has just been created."""
+        self._stream = stream
+
+    @property
+    def is_open(self) -> bool:
+        return self._stream is not None
+
+    async def write(self, data: bytes, offset_bytes: int) -> int:
+        """Write all of ``data``."""
+        if offset_bytes + len(data) > MAX_FILE_BYTES:
+            raise FileTooLarge("A file cannot be longer than 1 PiB.", kind=9)
+        async with self._lock:
+            self._check()
+            stream = self._stream
+            if stream is None:
+                stream = self._stream = await self._fs.open_for_write(self._table.path(self._node))
+            self.is_dirty = True
+            try:
+                await stream.write_at(data, offset_bytes)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._sized(stream.length_bytes)
+        return len(data)
+
+    async def publish(self, *, close: bool) -> None:
+        """Make what was written visible to everybody; ``close`` also lets go of the store's writer."""
+        async with self._lock:
+            stream = self._stream
+            if stream is not None and (self.is_dirty or close):
+                try:
+                    if close:
+                        await stream.close()
+                        self._stream = None
+                    else:
+                        await stream.flush()
+                    self.is_dirty = False
+                except BaseException as error:
+                    self._fail(error)
+                    raise
+                self._sized(stream.length_bytes)
+                await self._readers.drop(self._node)
+            self._check()
+
+    async def truncate(self, length_bytes: int) -> None:
+        """Cut or extend the file."""
+        async with self._lock:
+            self._check()
+            stream = self._stream
+            if stream is None:
+                path = self._table.path(self._node)
+                self._node.refresh(await self._fs.truncate(path, length_bytes))
+            else:
+                self.is_dirty = True
+                try:
+                    await stream.truncate(length_bytes)
+                except BaseException as error:
+                    self._fail(error)
+                    raise
+                self._sized(length_bytes)
+            await self._readers.drop(self._node)
+
+    async def read(self, offset_bytes: int, size_bytes: int) -> bytes | None:
+        """Bytes as written so far; None when no store's writer is open: then the store has them all."""
+        async with self._lock:
+            stream = self._stream
+            if stream is None:
+                return None
+            size_bytes = min(size_bytes, stream.length_bytes - offset_bytes)
+            return await stream.read_at(offset_bytes, size_bytes) if size_bytes > 0 else b""
+
+    async def discard(self) -> None:
+        """Drop what was not published. Never raises a CurvfsError."""
+        async with self._lock:
+            stream, self._stream = self._stream, None
+            self.is_dirty = False
+            if stream is not None:
+                await stream.abort()
+
+    def _check(self) -> None:
+        if self.failed is not None:
+            raise CurvfsError(
+                f"An earlier write to this file failed ({self.failed}); close it and write it again.",
+                errno_=self.failed.errno_,
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed is None:
+            self.failed = error if isinstance(error, CurvfsError) else CurvfsError("the write was cut off")
+
+    def _sized(self, length_bytes: int) -> None:
+        self._node.written = length_bytes, self._fs.world.clock.time_ms()
+
+
+@dataclass(slots=True, eq=False)
+class FileHandle:
+    """One open file description of some process. ``unflushed``: written through it since its last flush or sync."""
+
+    id: int
+    node: Node
+    readable: bool
+    writable: bool
+    unflushed: bool = False
+
+
+class Handles:
+    """Open file descriptions by the number that the kernel knows."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, FileHandle] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __getitem__(self, handle_id: int) -> FileHandle:
+        handle = self._by_id.get(handle_id)
+        if handle is None:
+            raise CurvfsError(f"There is no open file {handle_id}.", errno_=errno.EBADF)
+        return handle
+
+    def open(self, node: Node, *, readable: bool, writable: bool) -> FileHandle:
+        self._next += 1
+        handle = FileHandle(self._next, node, readable, writable)
+        self._by_id[handle.id] = handle
+        node.handles += 1
+        node.writers += writable
+        return handle
+
+    def close(self, handle_id: int) -> FileHandle:
+        handle = self[handle_id]
+        del self._by_id[handle_id]
+        handle.node.handles -= 1
+        handle.node.writers -= handle.writable
+        return handle
+
+    def of(self, node: Node) -> list[FileHandle]:
+        if node.handles == 0:
+            return []
+        return [handle for handle in self._by_id.values() if handle.node is node]

@@ -1,0 +1,474 @@
+"""The kernel's requests: thin handlers between pyfuse3 and the rooms that do the work.
+
+No handler may raise anything but ``FUSEError``: one other exception would end the mount for everybody. :func:`_handler`
+sees to that: a CurvfsError becomes its errno, a deadline ETIMEDOUT, and what nobody expected is logged with its
+traceback and answered EIO.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat as statmod
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import pyfuse3
+import trio
+
+from curvfs.api import CurvineFileSystem, FileStatus, FilesystemInfo
+from curvfs.errors import CurvfsError, InvalidRequest
+from mount.attributes import Attributes
+from mount.handles import Handles
+from mount.inodes import Node, NodeTable
+from mount.listing import DirectoryHandle
+from mount.naming import Caller, Naming, decode_name
+from mount.opening import Opening
+from mount.options import MountOptions
+from mount.publish import KernelCache, Publisher
+from mount.readers import Readers, stale
+from mount.seal import is_hidden_xattr, is_system_xattr
+
+log = logging.getLogger("curvfs.mount")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STATFS_LIFE_S = 1.0
+_STATFS_BLOCK_BYTES = 4096
+#: Curvine has no limit; this is what its own mount reports.
+_MAX_FILES = 0xFFFFFFFF
+_NS_PER_MS = 1_000_000
+#: Milliseconds that every layer can hold; about the year 287,000.
+_MAX_TIME_MS = 2**53
+#: Entries "." and ".." take the first two offsets of a directory.
+_DOTS = 2
+
+
+def _handler(
+    method: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
+    name = method.__name__.lstrip("_")
+
+    @functools.wraps(method)
+    async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self.calls[name] += 1
+        try:
+            with trio.fail_after(self.options.op_timeout_s):
+                return await method(self, *args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except trio.TooSlowError:
+            number = errno.ETIMEDOUT
+            log.warning("%s took longer than %g s and was given up.", name, self.options.op_timeout_s)
+        except Exception as error:
+            number = self.errno_of(name, error)
+        self.errors[name] += 1
+        raise pyfuse3.FUSEError(number)
+
+    return guarded
+
+
+class Operations(pyfuse3.Operations):
+    """One mounted pool."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(
+        self,
+        fs: CurvineFileSystem,
+        table: NodeTable,
+        kernel: KernelCache,
+        options: MountOptions,
+        *,
+        on_init: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.table = table
+        self.handles = Handles()
+        self.readers = Readers(fs, table)
+        self.publisher = Publisher(fs, table, self.handles, self.readers, kernel, grace_s=options.grace_s)
+        self.naming = Naming(fs, table, self.readers, self.publisher)
+        self.opening = Opening(fs, table, self.handles, self.readers, self.publisher)
+        self._fs = fs
+        self._clock = fs.world.clock
+        self._on_init = on_init
+        self._attributes = Attributes(options)
+        self._directories: dict[int, DirectoryHandle] = {}
+        self._next_directory = 0
+        self._statfs: tuple[float, FilesystemInfo] | None = None
+
+    # ------------------------------------------------------------------------------------------------- housekeeping
+
+    def init(self) -> None:
+        self._on_init()
+
+    def errno_of(self, name: str, error: Exception) -> int:
+        """The errno for whatever a handler ran into. Never ENOSYS, which would switch an operation off for good."""
+        if isinstance(error, ExceptionGroup):
+            error = _first_known(error) or error
+        if isinstance(error, CurvfsError):
+            log.debug("%s: %s", name, error)
+            number = error.errno_
+        else:
+            log.error("%s failed in a way that nobody expected.", name, exc_info=error)
+            number = errno.EIO
+        return errno.EOPNOTSUPP if number == errno.ENOSYS else number or errno.EIO
+
+    def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
+        """The attributes of a node for a reply that the kernel counts as one lookup."""
+        entry = self._attributes.entry(node)
+        self.table.looked_up(node)
+        return entry
+
+    @staticmethod
+    def _caller(ctx: pyfuse3.RequestContext) -> Caller:
+        return Caller(ctx.pid, ctx.uid, ctx.gid)
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for node_id, count in inode_list:
+            self.table.forget(node_id, count)
+
+    # ------------------------------------------------------------------------------------------------------- names
+
+    @_handler
+    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        node = await self.naming.lookup(self.table[parent_inode], decode_name(name), self._caller(ctx))
+        return self._entry(node)
+
+    @_handler
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        node = await self._create(parent_inode, name, mode, flags, ctx)
+        handle = self.opening.created(node, flags)
+        try:
+            await self.opening.settle_unwritable(handle)
+        except BaseException:
+            await self.opening.release(handle.id)
+            raise
+        return pyfuse3.FileInfo(fh=handle.id, keep_cache=False), self._entry(node)
+
+    async def _create(self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext) -> Node:
+        return await self.naming.create(
+            self.table[parent_inode],
+            decode_name(name),
+            mode & 0o7777,
+            self._caller(ctx),
+            exclusive=bool(flags & os.O_EXCL),
+            truncate=bool(flags & os.O_TRUNC),
+        )
+
+    @_handler
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        if not statmod.S_ISREG(mode):
+            raise CurvfsError("Special files cannot be made here.", errno_=errno.EPERM)
+        node = await self._create(parent_inode, name, mode, os.O_EXCL, ctx)
+        handle = self.opening.created(node, os.O_RDONLY)
+        try:
+            await self.opening.settle_unwritable(handle)
+            return self._entry(node)
+        finally:
+            await self.opening.release(handle.id)
+
+    @_handler
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = self.table[parent_inode]
+        return self._entry(await self.naming.mkdir(parent, decode_name(name), mode & 0o7777, self._caller(ctx)))
+
+    @_handler
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        try:
+            text = target.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest("The target of the link is not UTF-8.", kind=28, errno_=errno.EILSEQ) from None
+        parent = self.table[parent_inode]
+        return self._entry(await self.naming.symlink(parent, decode_name(name), text, self._caller(ctx)))
+
+    @_handler
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        target = self.table[inode].status.symlink_target
+        if target is None:
+            raise InvalidRequest("This is no symbolic link.", kind=28)
+        return target.encode()
+
+    @_handler
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        await self.naming.unlink(self.table[parent_inode], decode_name(name))
+
+    @_handler
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        await self.naming.rmdir(self.table[parent_inode], decode_name(name))
+
+    @_handler
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        if flags not in (0, pyfuse3.RENAME_NOREPLACE, pyfuse3.RENAME_EXCHANGE):
+            raise InvalidRequest(f"Rename flags {flags:#x} are not known here.", kind=28)
+        await self.naming.rename(
+            self.table[parent_inode_old],
+            decode_name(name_old),
+            self.table[parent_inode_new],
+            decode_name(name_new),
+            replace=flags != pyfuse3.RENAME_NOREPLACE,
+            exchange=flags == pyfuse3.RENAME_EXCHANGE,
+        )
+
+    @_handler
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        node = self.table[inode]
+        return self._entry(await self.naming.link(node, self.table[new_parent_inode], decode_name(new_name)))
+
+    # -------------------------------------------------------------------------------------------------- attributes
+
+    @_handler
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        node = self.table[inode]
+        if not self._knows(node):
+            await self._fresh_status(node)
+        return self._attributes.entry(node)
+
+    def _knows(self, node: Node) -> bool:
+        """Are the attributes here the ones that count, without asking the store?"""
+        if node.private is not None or node.away is not None or node.detached:
+            return True
+        if node.writer is not None and node.writer.is_dirty:
+            return True
+        age_s = self._clock.monotonic_s() - node.checked_s
+        return node.sealed and age_s < self.options.sealed_attr_timeout_s
+
+    async def _fresh_status(self, node: Node) -> FileStatus:
+        """What the store says now. An open file whose name went to another keeps what was known of it."""
+        try:
+            status = await self._fs.stat(self.table.path(node))
+        except CurvfsError as error:
+            if error.errno_ not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise
+            if node.handles == 0:
+                raise stale() from error
+            return node.status
+        if status.id != node.file_id:
+            if node.handles == 0:
+                raise stale()
+            return node.status
+        node.refresh(status)
+        node.checked_s = self._clock.monotonic_s()
+        return status
+
+    @_handler
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        node = self.table[inode]
+        if fields.update_size:
+            await self.opening.truncate(node, attr.st_size, fh)
+        changes: dict[str, Any] = {}
+        if fields.update_mode:
+            changes["mode"] = attr.st_mode & 0o7777
+        if fields.update_uid:
+            changes["owner"] = str(attr.st_uid)
+        if fields.update_gid:
+            changes["group"] = str(attr.st_gid)
+        if fields.update_atime:
+            changes["atime_ms"] = _time_ms(attr.st_atime_ns)
+        if fields.update_mtime:
+            changes["mtime_ms"] = _time_ms(attr.st_mtime_ns)
+            await self.opening.settle_times(node)
+        if changes:
+            node.refresh(await self._fs.set_attr(self.table.path(node), **changes))
+        return self._attributes.entry(node)
+
+    @_handler
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        now_s = self._clock.monotonic_s()
+        if self._statfs is None or now_s - self._statfs[0] > _STATFS_LIFE_S:
+            self._statfs = now_s, await self._fs.statfs()
+        info = self._statfs[1]
+        stats = pyfuse3.StatvfsData()
+        stats.f_bsize = stats.f_frsize = _STATFS_BLOCK_BYTES
+        stats.f_blocks = info.capacity_bytes // _STATFS_BLOCK_BYTES
+        free = max(0, min(info.available_bytes // _STATFS_BLOCK_BYTES, stats.f_blocks))
+        stats.f_bfree = stats.f_bavail = free
+        stats.f_files = _MAX_FILES
+        stats.f_ffree = stats.f_favail = max(0, _MAX_FILES - info.files - info.directories)
+        stats.f_namemax = 255
+        return stats
+
+    @_handler
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        # The kernel asks for security.capability before every write: answered from here.
+        text = _xattr_name(name)
+        node = self.table[inode]
+        if is_hidden_xattr(text):
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        _refuse_system(text)
+        value = (await self._fresh_status(node)).xattrs.get(text)
+        if value is None:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @_handler
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        text = _xattr_name(name)
+        node = self.table[inode]
+        _refuse_hidden(text)
+        node.refresh(await self._fs.set_attr(self.table.path(node), xattrs={text: value}))
+
+    @_handler
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        status = await self._fresh_status(self.table[inode])
+        return [name.encode() for name in sorted(status.xattrs) if not is_hidden_xattr(name)]
+
+    @_handler
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        text = _xattr_name(name)
+        node = self.table[inode]
+        if is_hidden_xattr(text) or text not in (await self._fresh_status(node)).xattrs:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        node.refresh(await self._fs.set_attr(self.table.path(node), remove_xattrs=[text]))
+
+    # -------------------------------------------------------------------------------------------------------- files
+
+    @_handler
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        handle, keep_cache = await self.opening.open(self.table[inode], flags, self._caller(ctx))
+        return pyfuse3.FileInfo(fh=handle.id, keep_cache=keep_cache)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        self.calls["read"] += 1
+        try:
+            found = self.opening.read_inline(fh, off, size)
+        except Exception as error:
+            self.errors["read"] += 1
+            raise pyfuse3.FUSEError(self.errno_of("read", error)) from None
+        if found is not None:
+            return cast("bytes", found)  # any buffer will do, and nothing is awaited before it is sent
+        return await self._read_slowly(fh, off, size)
+
+    @_handler
+    async def _read_slowly(self, fh: int, off: int, size: int) -> bytes:
+        return cast("bytes", await self.opening.read(fh, off, size))
+
+    @_handler
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        return await self.opening.write(fh, off, buf)
+
+    @_handler
+    async def flush(self, fh: int) -> None:
+        await self.opening.flush(fh)
+
+    @_handler
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        await self.opening.fsync(fh)
+
+    @_handler
+    async def release(self, fh: int) -> None:
+        await self.opening.release(fh)
+
+    # -------------------------------------------------------------------------------------------------- directories
+
+    @_handler
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        node = self.table[inode]
+        node.handles += 1
+        self._next_directory += 1
+        self._directories[self._next_directory] = DirectoryHandle(
+            self._fs, self.table, self.naming, self.publisher, node
+        )
+        return self._next_directory
+
+    @_handler
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        handle = self._directory(fh)
+        directory = handle.directory
+        dots = ((b".", directory), (b"..", directory.place[0] if directory.place else directory))
+        for index, (name, node) in enumerate(dots, start=1):
+            if start_id < index and not pyfuse3.readdir_reply(token, name, self._attributes.entry(node), index):
+                return
+        await handle.seek(max(0, start_id - _DOTS))
+        while (listed := await handle.peek()) is not None:
+            entry = self._attributes.entry(listed.node)
+            if not pyfuse3.readdir_reply(token, listed.name.encode(), entry, listed.next_offset + _DOTS):
+                self.table.drop_unused(listed.node)
+                return
+            self.table.looked_up(listed.node)
+            handle.take(listed)
+
+    @_handler
+    async def releasedir(self, fh: int) -> None:
+        directory = self._directory(fh).directory
+        del self._directories[fh]
+        directory.handles -= 1
+        self.table.drop_unused(directory)
+
+    @_handler
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """Names are the master's as soon as it has answered."""
+
+    def _directory(self, fh: int) -> DirectoryHandle:
+        handle = self._directories.get(fh)
+        if handle is None:
+            raise CurvfsError(f"There is no open directory {fh}.", errno_=errno.EBADF)
+        return handle
+
+
+def _first_known(group: BaseExceptionGroup[Any]) -> CurvfsError | None:
+    """The CurvfsError in a group of exceptions."""
+    for error in group.exceptions:
+        found = _first_known(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, CurvfsError):
+            return found
+    return None
+
+
+def _time_ms(time_ns: int) -> int:
+    milliseconds = time_ns // _NS_PER_MS
+    if abs(milliseconds) > _MAX_TIME_MS:
+        raise InvalidRequest("The time lies outside of what can be stored.", kind=28, errno_=errno.EOVERFLOW)
+    return milliseconds
+
+
+def _xattr_name(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The name of the attribute is not UTF-8.", kind=28, errno_=errno.EILSEQ) from None
+
+
+def _refuse_system(name: str) -> None:
+    if is_system_xattr(name):
+        raise CurvfsError(f"{name} is not supported here.", errno_=errno.EOPNOTSUPP)
+
+
+def _refuse_hidden(name: str) -> None:
+    if is_hidden_xattr(name):
+        raise CurvfsError(f"{name} cannot be set here.", errno_=errno.EOPNOTSUPP)
+    _refuse_system(name)

@@ -1,0 +1,402 @@
+"""Publishing below KV prefixes: private files come in, sealed objects come out, by rename or link.
+
+* A new file, and every truncating open of an unsealed one, is a private file (:mod:`mount.private`).
+* Rename or link to another name publishes: one rename in the store, from the staging name to the target. A reader sees
+  the whole object or nothing.
+* A private file that nobody renames is *materialised* under its own name some time after its last close: it replaces
+  an ordinary file, never a sealed one.
+
+Which file a rename publishes: the newest private file of that name without an open writable descriptor; if there is
+none, one whose writable descriptors were all flushed or synced since their last write (at once when it is the only
+one, else after waiting for its release); if there is none, the store's file of that name; else EBUSY.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import stat as statmod
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import trio
+
+from curvfs.api import CurvineFileSystem, FileWriter
+from curvfs.errors import CurvfsError, FileExists_, NotFound, TransportError
+from mount.handles import Handles, NodeWriter
+from mount.inodes import Node, NodeTable
+from mount.private import Place, PrivateFile, Privates
+from mount.readers import Readers
+from mount.scratch import Scratch
+from mount.seal import BORN_XATTR, SEALED_XATTR, born_value, is_sealed, must_seal_first
+
+log = logging.getLogger("curvfs.mount")
+
+#: How long a rename waits for the release of a descriptor that was flushed already.
+RELEASE_WAIT_S = 1.0
+#: How long a file made by a truncating open waits for the thread that opens it.
+RESERVATION_S = 1.0
+
+
+class KernelCache(Protocol):
+    """The one thing that publishing asks of the kernel."""
+
+    def write_back(self, node_id: int) -> None:
+        """Have the kernel write the dirty pages of a node back and drop its page cache. Blocks; call in a thread."""
+        ...
+
+
+class PlaceLocks:
+    """A lock per name, shared by rename, unlink, link and materialising."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[Place, trio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def hold(self, *places: Place) -> AsyncIterator[None]:
+        locks = []
+        for place in sorted(set(places), key=lambda place: (place[0].id, place[1])):
+            lock = self._locks.get(place)
+            if lock is None:
+                lock = self._locks[place] = trio.Lock()
+            locks.append(lock)
+        async with AsyncExitStack() as held:
+            for lock in locks:
+                await held.enter_async_context(lock)
+            yield
+
+
+class Publisher:
+    """Makes, publishes, materialises and drops private files; keeps the staging directories."""
+
+    def __init__(
+        self,
+        fs: CurvineFileSystem,
+        table: NodeTable,
+        handles: Handles,
+        readers: Readers,
+        kernel: KernelCache,
+        *,
+        grace_s: float,
+    ) -> None:
+        self._fs = fs
+        self._world = fs.world
+        self._table = table
+        self._handles = handles
+        self._readers = readers
+        self._kernel = kernel
+        self._grace_s = grace_s
+        self._scratches: dict[Node | str, Scratch] = {}
+        self.privates = Privates()
+        self.locks = PlaceLocks()
+        #: Names that a link left behind on this mount: the file is published elsewhere.
+        self.aliases: dict[Place, Node] = {}
+        self.counters: Counter[str] = Counter()
+
+    # ---------------------------------------------------------------------------------------------------- staging
+
+    def scratch(self, base: Node | str) -> Scratch:
+        """The staging directory below a KV prefix, or below the mounted directory."""
+        scratch = self._scratches.get(base)
+        if scratch is None:
+            if isinstance(base, Node):
+                base.pins += 1
+                node = base
+                scratch = Scratch(self._fs, lambda: self._table.path(node))
+            else:
+                path = base
+                scratch = Scratch(self._fs, lambda: path)
+            self._scratches[base] = scratch
+        return scratch
+
+    def scratches(self) -> list[Scratch]:
+        return list(self._scratches.values())
+
+    def orphanage(self, parent: Node) -> Scratch:
+        """Where a file of this directory lies while it is open and has no name."""
+        return self.scratch(self._table.prefix_of(parent) or self._table.root)
+
+    # ------------------------------------------------------------------------------------------------------- make
+
+    async def make(
+        self, parent: Node, name: str, *, mode: int, owner: str, group: str, reserved_for: int | None = None
+    ) -> PrivateFile:
+        """A new private file for a name. With ``reserved_for`` only that thread sees it until it has opened it."""
+        base = self._table.prefix_of(parent)
+        assert base is not None
+        scratch = self.scratch(base)
+        if parent.status.mode & statmod.S_ISGID:
+            group = parent.status.group
+        stream, staging_name = await self._create(scratch, born_value(parent.file_id, name), mode, owner, group)
+        node = self._table.add(stream.status)
+        node.away = (scratch, staging_name)
+        node.writer = NodeWriter(self._fs, self._table, self._readers, node)
+        node.writer.adopt(stream)
+        now_s = self._world.clock.monotonic_s()
+        private = PrivateFile(
+            node, (parent, name), reserved_for, now_s + RESERVATION_S, None if reserved_for is None else now_s
+        )
+        self.privates.add(private)
+        return private
+
+    async def _create(self, scratch: Scratch, born: bytes, mode: int, owner: str, group: str) -> tuple[FileWriter, str]:
+        await scratch.ensure()
+        for attempt in range(2):
+            staging_name = scratch.next_name()
+            try:
+                stream = await self._fs.create(
+                    f"{scratch.path}/{staging_name}",
+                    mode=mode,
+                    owner=owner,
+                    group=group,
+                    xattrs={BORN_XATTR: born},
+                )
+            except NotFound:
+                if attempt:
+                    raise
+                await scratch.ensure(again=True)  # somebody removed the directory
+            else:
+                return stream, staging_name
+        raise AssertionError
+
+    # ---------------------------------------------------------------------------------------------------- publish
+
+    async def choose(self, place: Place) -> PrivateFile | None:
+        """The private file that a rename of this name publishes; None when it is the store's file of that name.
+
+        Raises EBUSY when all there is has unflushed writes and the store has no such file. Call with the name locked.
+        """
+        deadline_s = self._world.clock.monotonic_s() + RELEASE_WAIT_S
+        while True:
+            candidates = [private for private in self.privates.at(place) if not private.has_failed]
+            closed = [private for private in candidates if not private.is_open_for_write]
+            if closed:
+                return closed[-1]
+            flushed = [private for private in candidates if not self.has_unflushed(private)]
+            if not flushed:
+                return None
+            newest = flushed[-1]
+            patience_s = deadline_s - self._world.clock.monotonic_s()
+            if len(candidates) == 1 or patience_s <= 0:
+                return newest
+            with trio.move_on_after(patience_s):
+                await newest.released.wait()
+
+    def has_unflushed(self, private: PrivateFile) -> bool:
+        return any(handle.unflushed for handle in self._handles.of(private.node))
+
+    def refuse_unpublishable(self, place: Place) -> None:
+        """Neither a private file nor the store's can be renamed: say why. Raises NotFound when there is nothing."""
+        privates = self.privates.at(place)
+        failed = [private for private in privates if private.has_failed]
+        if failed:
+            raise CurvfsError("A write to this file failed, so it cannot be published.", errno_=errno.EIO)
+        if privates:
+            raise CurvfsError(
+                "A descriptor with unflushed writes is open on this file; close or sync it before the rename.",
+                errno_=errno.EBUSY,
+            )
+        raise NotFound("No such file.", kind=8)
+
+    async def publish(self, private: PrivateFile, target: Place, *, replace: bool) -> Node:
+        """Rename a private file to a name; the node that stands there now. Call with both names locked."""
+        node = private.node
+        if node.writers:
+            # Pages that a mapping made dirty belong to what is published; afterwards nothing reaches it any more.
+            await self._world.threads.run(self._kernel.write_back, node.id, abandon_on_cancel=True)
+        await self.settle(private)
+        await self.replace(self._table.path(node), target, replace=replace)
+        self._published(private, target)
+        self.counters["published"] += 1
+        if node.writers:
+            node.detached = True
+            if node.reader is None and any(handle.readable for handle in self._handles.of(node)):
+                await self._readers.get(node)
+            self._table.part_from(node)
+        for other in self.privates.everything_at(target):
+            await self.discard(other)
+        self.forget_alias(target)
+        return node
+
+    async def replace(self, source: str, target: Place, *, replace: bool) -> None:
+        """Rename in the store onto a name; handles that are open on what stood there go on working."""
+        there = self._table.child(*target)
+        kept = await self.keep_open(there) if there is not None and replace else None
+        try:
+            await self._fs.rename(source, self._table.path_of(*target), replace=replace)
+        except BaseException:
+            if kept is not None:
+                with trio.move_on_after(1.0, shield=True):
+                    await self.drop_link(kept)
+            raise
+        if there is not None:
+            self._table.unname(there, *target)
+            there.away = kept
+            await self._readers.forgotten(there)
+
+    async def settle(self, private: PrivateFile) -> None:
+        """Publish the bytes of a private file under its staging name. Raises what a write to it raised."""
+        writer = private.node.writer
+        if writer is not None:
+            await writer.publish(close=True)
+            for handle in self._handles.of(private.node):
+                handle.unflushed = False
+
+    def _published(self, private: PrivateFile, target: Place) -> None:
+        node = private.node
+        node.away = None
+        self.privates.remove(private)
+        self._table.name(node, *target)
+        self._table.judge(node)
+        target[0].changes += 1
+
+    async def seal_before_move(self, node: Node, target: Place) -> bool:
+        """An ordinary or unmarked file is about to be moved into a KV prefix: set its seal when the new place alone
+        would not seal it. True when it was set here."""
+        parent, name = target
+        if not node.status.is_file or self._table.prefix_of(parent) is None:
+            return False
+        if not must_seal_first(node.status.xattrs, parent.file_id, name):
+            return False
+        node.status = await self._fs.set_attr(self._table.path(node), xattrs={SEALED_XATTR: b"1"})
+        return True
+
+    async def unseal_after_failure(self, node: Node) -> None:
+        """The move for which a seal was set failed: take it back. Never raises a CurvfsError."""
+        try:
+            node.status = await self._fs.set_attr(self._table.path(node), remove_xattrs=[SEALED_XATTR])
+        except CurvfsError as error:
+            log.warning("%r stays sealed after a rename that failed: %s", node, error)
+
+    # ------------------------------------------------------------------------------------------------ materialise
+
+    async def materialise(self, private: PrivateFile) -> None:
+        """Give a private file its own name. Raises TransportError when the store does not answer: try again later."""
+        place = private.place
+        async with self.locks.hold(place):
+            if private.node.private is not private or private.is_open_for_write or private.reserved_for is not None:
+                return
+            if private.has_failed:
+                await self._drop(private, "a write to it failed")
+                return
+            parent, name = place
+            try:
+                await self.settle(private)
+                source, target = self._table.path(private.node), self._table.path_of(parent, name)
+                try:
+                    await self._fs.rename(source, target, replace=False)
+                except FileExists_:
+                    there = await self._fs.stat(target)
+                    if not there.is_file or is_sealed(there.xattrs, parent.file_id, name):
+                        await self._drop(private, "the name belongs to a published object, or is no file")
+                        return
+                    await self.replace(source, place, replace=True)
+            except TransportError:
+                raise
+            except CurvfsError as error:
+                await self._drop(private, str(error))
+                return
+            self._published(private, place)
+            self.counters["materialised"] += 1
+            self._table.drop_unused(private.node)
+
+    async def _drop(self, private: PrivateFile, reason: str) -> None:
+        self.counters["dropped"] += 1
+        log.warning("A file written as %r was dropped: %s.", private.place[1], reason)
+        await self.discard(private)
+
+    async def tick(self) -> None:
+        """Materialise what has been closed for the grace time, and drop reservations that nobody claimed."""
+        now_s = self._world.clock.monotonic_s()
+        for private in self.privates.all():
+            if private.node.private is not private:
+                continue
+            if private.reserved_for is not None:
+                if now_s >= private.reserved_until_s and not private.node.handles:
+                    await self.discard(private)
+            elif private.closed_s is not None and now_s - private.closed_s >= self._grace_s:
+                try:
+                    await self.materialise(private)
+                except TransportError as error:
+                    log.warning("A file written as %r is not under its name yet: %s", private.place[1], error)
+
+    async def materialise_all(self) -> None:
+        """At unmount: every closed private file gets its name at once; what is still open for writing is dropped."""
+        for private in self.privates.all():
+            if private.node.private is not private:
+                continue
+            if private.is_open_for_write or private.reserved_for is not None:
+                await self._drop(private, "it was still open for writing at unmount")
+            else:
+                await self.materialise(private)
+
+    # ----------------------------------------------------------------------------------------------------- remove
+
+    async def discard(self, private: PrivateFile) -> None:
+        """Take a private file away; handles that are open on it go on working until they are closed."""
+        node = private.node
+        self.privates.remove(private)
+        if node.handles == 0:
+            await self.delete_away(node)
+        self._table.drop_unused(node)
+
+    async def delete_away(self, node: Node) -> None:
+        """Delete a file without a name, now that nobody has it open. Never raises a CurvfsError: a sweep finds it."""
+        path = self._table.path(node)
+        node.away = None
+        await self.close_files(node)
+        try:
+            await self._fs.delete(path)
+        except NotFound:
+            pass
+        except CurvfsError as error:
+            log.warning("%s could not be deleted and waits for a sweep: %s", path, error)
+
+    async def close_files(self, node: Node) -> None:
+        """Let go of a node's reader and of its writer, whatever that has not published."""
+        writer, node.writer = node.writer, None
+        if writer is not None:
+            await writer.discard()
+        await self._readers.drop(node)
+
+    async def keep_open(self, node: Node) -> tuple[Scratch, str] | None:
+        """The name of a file is about to go, or to go to another: see to it that its open handles go on working.
+
+        What is open for reading only, and local, needs nothing. Else the file gets a second name in staging; the
+        caller makes it ``node.away`` once the first one is gone, or deletes it when it is not.
+        """
+        if node.handles == 0 or node.away is not None or len(node.links) > 1:
+            return None
+        if node.writers == 0 and node.reader is not None and node.reader.is_local:
+            return None
+        if node.writer is not None:
+            await node.writer.publish(close=True)
+        place = node.place
+        assert place is not None
+        scratch = self.orphanage(place[0])
+        await scratch.ensure()
+        name = scratch.next_name()
+        await self._fs.link(self._table.path(node), f"{scratch.path}/{name}")
+        return scratch, name
+
+    async def drop_link(self, kept: tuple[Scratch, str]) -> None:
+        """The name did not go after all: the second one is not needed. Never raises a CurvfsError."""
+        try:
+            await self._fs.delete(f"{kept[0].path}/{kept[1]}")
+        except CurvfsError as error:
+            log.warning("A second name in staging waits for a sweep: %s", error)
+
+    def forget_alias(self, place: Place) -> Node | None:
+        node = self.aliases.pop(place, None)
+        if node is not None:
+            node.pins -= 1
+            place[0].changes += 1
+            self._table.drop_unused(node)
+        return node
+
+    def add_alias(self, place: Place, node: Node) -> None:
+        self.aliases[place] = node
+        node.pins += 1

@@ -1,0 +1,231 @@
+"""Reading: one reader per file, shared by its handles, and the quick way for what the page cache holds.
+
+Reads of blocks that lie on this machine and in the page cache are answered inline, into one slab that every reply
+shares: ``preadv(RWF_NOWAIT)``. What is not in the page cache goes to a thread. A file system that does not know the
+flag (tmpfs) is remembered, and read inline without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from bisect import bisect_right
+
+import trio
+
+from curvfs.api import CurvineFileSystem, LocalExtent, Located, ReadExtents
+from curvfs.errors import CurvfsError
+from curvfs.units import MIB
+from curvfs.world import Disk
+from mount.inodes import Node, NodeTable
+
+#: READ and WRITE requests reach this size.
+MAX_REQUEST_BYTES = MIB
+
+
+class Slab:
+    """The buffer that inline reads are answered from. What it holds is valid until the next inline read."""
+
+    def __init__(self, disk: Disk, size_bytes: int = MAX_REQUEST_BYTES) -> None:
+        self.disk = disk
+        self.view = memoryview(mmap.mmap(-1, size_bytes))
+        #: Devices whose file system does not know RWF_NOWAIT.
+        self.without_nowait: set[int] = set()
+
+
+class NodeReader:
+    """The blocks of one file, open for reading. Closed when it is retired and nobody is in the middle of a read."""
+
+    def __init__(self, located: Located, extents: ReadExtents, slab: Slab) -> None:
+        self.located = located
+        self.length_bytes = extents.status.length_bytes
+        self._extents = extents
+        self._slab = slab
+        self._users = 0
+        self._retired = False
+        self._local = [extent for extent in extents.extents if isinstance(extent, LocalExtent)]
+        self._starts = [extent.file_offset_bytes for extent in self._local]
+        self._device = slab.disk.fstat(self._local[0].fd).st_dev if self._local else 0
+
+    @property
+    def is_local(self) -> bool:
+        """Every byte is open on a local descriptor, so that the file can be removed and still be read."""
+        return self._extents.is_local
+
+    def same_as(self, located: Located) -> bool:
+        """Are these still the blocks of the file as the store shows it now?"""
+        ours, theirs = self.located.status, located.status
+        return (
+            ours.id == theirs.id
+            and ours.mtime_ms == theirs.mtime_ms
+            and ours.length_bytes == theirs.length_bytes
+            and [block.block_id for block in self.located.blocks] == [block.block_id for block in located.blocks]
+        )
+
+    def read_inline(self, offset_bytes: int, size_bytes: int) -> memoryview | None:
+        """The bytes, if they lie in one local block and in the page cache; valid until the next call."""
+        size_bytes = min(size_bytes, self.length_bytes - offset_bytes)
+        if size_bytes <= 0:
+            return self._slab.view[:0]
+        index = bisect_right(self._starts, offset_bytes) - 1
+        if index < 0 or size_bytes > MAX_REQUEST_BYTES:
+            return None
+        extent = self._local[index]
+        within = offset_bytes - extent.file_offset_bytes
+        if within + size_bytes > extent.length_bytes:
+            return None
+        slab = self._slab
+        view = slab.view[:size_bytes]
+        flags = 0 if self._device in slab.without_nowait else os.RWF_NOWAIT
+        try:
+            count = slab.disk.preadv(extent.fd, [view], within, flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP and flags:
+                slab.without_nowait.add(self._device)
+                return self.read_inline(offset_bytes, size_bytes)
+            return None  # the other way of reading reports it
+        # A short count is a page that is not there, or a block file that ends early and reads as zeros.
+        return view if count == size_bytes else None
+
+    async def read(self, offset_bytes: int, size_bytes: int) -> bytes | memoryview:
+        """The bytes, wherever they are; less than asked only at the end of the file."""
+        size_bytes = min(size_bytes, self.length_bytes - offset_bytes)
+        if size_bytes <= 0:
+            return b""
+        buffer = bytearray(size_bytes)
+        self._users += 1
+        try:
+            count = await self._extents.readinto(buffer, offset_bytes)
+        finally:
+            await self._let_go()
+        if count != size_bytes:
+            raise CurvfsError(f"Only {count} of {size_bytes} bytes came at offset {offset_bytes}.")
+        return memoryview(buffer)
+
+    async def retire(self) -> None:
+        """Close as soon as nobody is reading."""
+        if not self._retired:
+            self._retired = True
+            self._users += 1
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._users -= 1
+        if self._retired and self._users == 0:
+            with trio.CancelScope(shield=True):
+                await self._extents.aclose()
+
+
+class Readers:
+    """Opens readers, and keeps those of sealed objects open for a while after the last handle is gone."""
+
+    def __init__(self, fs: CurvineFileSystem, table: NodeTable, *, keep: int = 256) -> None:
+        self._fs = fs
+        self._table = table
+        self._slab = Slab(fs.world.disk)
+        self._keep = keep
+        #: Sealed nodes whose reader is open though no handle is, oldest first; each is pinned.
+        self._kept: dict[Node, None] = {}
+
+    async def locate(self, node: Node) -> Located:
+        """Where the blocks of a node are now. Raises ESTALE when its name leads to another file, or to none."""
+        try:
+            located = await self._fs.locate(self._table.path(node))
+        except CurvfsError as error:
+            if error.errno_ in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+                raise stale() from error
+            raise
+        if located.status.id != node.file_id:
+            raise stale()
+        return located
+
+    async def fresh(self, node: Node) -> NodeReader:
+        """The reader for an open that begins now: what the store has now, whatever was read before."""
+        located = await self.locate(node)
+        node.checked_s = self._fs.world.clock.monotonic_s()
+        reader = node.reader
+        if reader is not None and reader.same_as(located):
+            return reader
+        return await self._open(node, located)
+
+    async def get(self, node: Node) -> NodeReader:
+        """The reader there is, or a new one."""
+        return node.reader if node.reader is not None else await self.fresh(node)
+
+    async def _open(self, node: Node, located: Located) -> NodeReader:
+        reader = NodeReader(located, await self._fs.open_extents(located), self._slab)
+        old, node.reader = node.reader, reader
+        if not node.sealed:
+            node.refresh(located.status)
+        if old is not None:
+            await old.retire()
+        return reader
+
+    async def read(self, node: Node, offset_bytes: int, size_bytes: int) -> bytes | memoryview:
+        """Read from the store. A file that grew, or whose blocks were replaced, is looked at again once."""
+        reader = await self.get(node)
+        if offset_bytes + size_bytes > reader.length_bytes < node.known_size:
+            reader = await self.fresh(node)
+        found = reader.read_inline(offset_bytes, size_bytes)
+        if found is not None:
+            return found
+        try:
+            return await reader.read(offset_bytes, size_bytes)
+        except CurvfsError:
+            again = await self.fresh(node)
+            if again is reader:
+                raise
+        return await again.read(offset_bytes, size_bytes)
+
+    async def drop(self, node: Node) -> None:
+        """The blocks may have changed through this mount: open them anew when they are next read."""
+        self._unkeep(node)
+        reader, node.reader = node.reader, None
+        if reader is not None:
+            await reader.retire()
+
+    async def last_handle_gone(self, node: Node) -> None:
+        """Keep the reader of a sealed local object for the next open; let go of any other."""
+        reader = node.reader
+        if reader is None:
+            return
+        if not (node.sealed and reader.is_local):
+            await self.drop(node)
+            return
+        if node not in self._kept:
+            node.pins += 1
+        else:
+            del self._kept[node]
+        self._kept[node] = None
+        while len(self._kept) > self._keep:
+            await self._evict(next(iter(self._kept)))
+
+    async def _evict(self, node: Node) -> None:
+        self._unkeep(node)
+        if node.handles == 0:
+            reader, node.reader = node.reader, None
+            if reader is not None:
+                await reader.retire()
+        self._table.drop_unused(node)
+
+    async def forgotten(self, node: Node) -> None:
+        """The kernel forgot a node, or its file was removed: no reader is worth keeping for it."""
+        if node in self._kept and node.handles == 0:
+            await self._evict(node)
+
+    def _unkeep(self, node: Node) -> None:
+        if node in self._kept:
+            del self._kept[node]
+            node.pins -= 1
+
+    async def close(self) -> None:
+        for node in list(self._kept):
+            await self._evict(node)
+
+
+def stale() -> CurvfsError:
+    """The name leads to another file than the kernel thinks: it looks the name up again."""
+    return CurvfsError("The name leads to another file by now.", errno_=errno.ESTALE)
