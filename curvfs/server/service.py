@@ -139,6 +139,7 @@ async def run_server(
     capacity_bytes: int | None = None,
     stop_when_unused: bool = False,
     behaviour: Behaviour = HEAD,
+    open_metadata: Callable[[str], MetaStore] = SqliteMetaStore,
     log: Callable[[str], None] = lambda _: None,
     world: World | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
@@ -147,14 +148,14 @@ async def run_server(
 
     ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
-    what the blocks may take. Raises EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
+    what the blocks may take. ``open_metadata`` makes the metadata store that is kept at a path. Raises EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
     """
     world = world or World.real()
     place = Directory.at(directory)
     place.prepare(world)
     async with _locked(place, world) as held:
         journal = Log(world, log)
-        with _metadata(place, world) as store:
+        with _metadata(place, open_metadata, world) as store:
             blocks = BlockStore(
                 Layout(place.data, CLUSTER_ID), store.block, world, behaviour, capacity_bytes=capacity_bytes
             )
@@ -228,10 +229,10 @@ def _open_lock(path: str, world: World) -> int:
 
 
 @contextmanager
-def _metadata(place: Directory, world: World) -> Iterator[MetaStore]:
+def _metadata(place: Directory, open_metadata: Callable[[str], MetaStore], world: World) -> Iterator[MetaStore]:
     # Made here with its mode; SQLite gives the files beside it the same.
     world.disk.close(_open_lock(place.database, world))
-    store = SqliteMetaStore(place.database)
+    store = open_metadata(place.database)
     try:
         yield store
     finally:
