@@ -148,7 +148,8 @@ async def run_server(
 
     ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
-    what the blocks may take. ``open_metadata`` makes the metadata store that is kept at a path. Raises EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
+    what the blocks may take. ``open_metadata`` opens the metadata store at a path. Raises EnvironmentError_ and
+    UsageError, in one sentence each, when it cannot start.
     """
     world = world or World.real()
     place = Directory.at(directory)
