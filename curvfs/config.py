@@ -38,6 +38,8 @@ class ClientConfig:
     of section 4.3; empty means a fresh random one. ``chunk_size_bytes``: data bytes per frame of a block stream, and
     ``window`` such frames are in flight. ``rpc_timeout_s`` bounds one attempt of a master call, ``retry_max_s`` all
     attempts together, ``data_timeout_s`` one exchange with a worker. ``close_timeout_s`` bounds closing.
+    ``release_version`` is what servers are told (8.2); empty means ours. ``cluster_id``, when given, is what local
+    block files must belong to.
     """
 
     masters: tuple[tuple[str, int], ...]
@@ -60,6 +62,7 @@ class ClientConfig:
     idle_worker_connections: int = 128
     worker_idle_s: float = 60.0
     release_version: str = ""
+    cluster_id: str = ""
 
     def __post_init__(self) -> None:
         if not self.masters:
@@ -136,6 +139,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[object], object]]] = {
     "client_hostname": ("hostname", str),
     "client_name": ("client_name", str),
     "release_version": ("release_version", str),
+    "cluster_id": ("cluster_id", str),
     "block_size": ("block_size_bytes", _bytes),
     "chunk_size": ("chunk_size_bytes", _bytes),
     "window": ("window", _int),

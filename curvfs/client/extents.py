@@ -1,79 +1,276 @@
-"""Block descriptors lent to callers that move the bytes themselves."""
+"""Block files lent to callers that move the bytes themselves, in threads of their own.
+
+Payload then never passes through the trio thread: the caller reads and writes verified descriptors, and comes here
+only to open, to commit, and for what is not on this machine.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+import dataclasses
+import errno
+from collections.abc import Sequence
+from typing import Self
 
-from curvfs.client.records import Extent, FileStatus, LocalExtent
+import trio
+
+from curvfs.client.blockread import open_local
+from curvfs.client.blockwrite import BlockWriter
+from curvfs.client.localfiles import LocalFile, Refused
+from curvfs.client.mastercalls import MasterCalls
+from curvfs.client.reader import FileReader
+from curvfs.client.records import BlockLocation, Extent, FileStatus, LocalExtent, Located, RemoteExtent, WorkerAddress
+from curvfs.client.session import Session
+from curvfs.errors import CurvfsError, InvalidRequest
+from curvfs.wire.messages import pb
 from curvfs.world import Buffer
 
 
-class ReadExtents(Protocol):
-    """A file open for reading by extents: local ones as descriptors, the rest through :meth:`readinto`."""
+class ReadExtents:
+    """A file open for reading by extents: local ones as descriptors, anything through :meth:`readinto`.
+
+    Opened descriptors go on reading the same bytes when the file is deleted or replaced. An async context manager.
+    """
+
+    def __init__(self, session: Session, reader: FileReader, extents: tuple[Extent, ...]) -> None:
+        self._session = session
+        self._reader = reader
+        self._extents = extents
+        self._closed = False
 
     @property
-    def status(self) -> FileStatus: ...
+    def status(self) -> FileStatus:
+        return self._reader.status
+
+    @property
+    def length_bytes(self) -> int:
+        return self._reader.length_bytes
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         """In file order, without gaps, covering [0, length)."""
-        ...
+        return self._extents
 
     @property
     def is_local(self) -> bool:
         """Every extent is a :class:`LocalExtent`."""
-        ...
+        return all(isinstance(extent, LocalExtent) for extent in self._extents)
 
     async def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
-        """Read any range of the file, local or not; the bytes read, less than asked only at end of file."""
-        ...
+        """Read any range of the file, local or not; as :meth:`FileReader.readinto`."""
+        return await self._reader.readinto(buffer, offset_bytes)
 
     async def aclose(self) -> None:
-        """Close the descriptors; idempotent, never raises."""
-        ...
+        """Close the descriptors; idempotent, never raises. Nobody may be using them any more."""
+        if not self._closed:
+            self._closed = True
+            for extent in self._extents:
+                if isinstance(extent, LocalExtent):
+                    self._session.world.disk.close(extent.fd)
+            await self._reader.aclose()
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def __aexit__(self, *exc: object) -> None: ...
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
 
-class WriteExtent(Protocol):
-    """A new file of exactly one block, written by the caller through a descriptor, or here when it is remote."""
+async def open_extents(
+    session: Session, calls: MasterCalls, files: Sequence[tuple[str, Located]], *, direct: bool
+) -> list[ReadExtents | CurvfsError]:
+    """Open files (full path and location) by extents. All blocks that one worker may serve locally are asked for in
+    one round trip. A file's own failure stands in its place."""
+    results: list[ReadExtents | CurvfsError] = []
+    wanted: dict[WorkerAddress, list[tuple[int, BlockLocation]]] = {}
+    #: (number of the file, block id) -> the open file, or why there is none
+    opened: dict[tuple[int, int], LocalFile | str] = {}
+    for number, (_, located) in enumerate(files):
+        for block in located.blocks:
+            if block.length_bytes:
+                worker, reason = _local_worker(session, block)
+                opened[number, block.block_id] = reason
+                if worker is not None:
+                    wanted.setdefault(worker, []).append((number, block))
+
+    async def ask(worker: WorkerAddress, asked: list[tuple[int, BlockLocation]]) -> None:
+        found = await open_local(session, worker, [block for _, block in asked], direct=direct)
+        for (number, block), file in zip(asked, found, strict=True):
+            opened[number, block.block_id] = file.reason if isinstance(file, Refused) else file
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for worker, asked in wanted.items():
+                nursery.start_soon(ask, worker, asked)
+        for number, (path, located) in enumerate(files):
+            try:
+                reader = FileReader(session, calls, path, located)
+            except CurvfsError as error:
+                results.append(error)
+                continue
+            extents = tuple(
+                _extent(block, opened.pop((number, block.block_id))) for block in located.blocks if block.length_bytes
+            )
+            results.append(ReadExtents(session, reader, extents))
+        return results
+    finally:
+        for file in opened.values():  # of files that could not be opened, or all when this was cancelled
+            if isinstance(file, LocalFile):
+                session.world.disk.close(file.fd)
+
+
+def _local_worker(session: Session, block: BlockLocation) -> tuple[WorkerAddress | None, str]:
+    """A worker of the block that may be on this machine, else the reason why there is none."""
+    reason = "hole" if block.is_hole else "lost"
+    for worker in block.workers:
+        reason = session.local.candidate(worker)
+        if not reason:
+            return worker, ""
+    return None, reason
+
+
+def _extent(block: BlockLocation, file: LocalFile | str) -> Extent:
+    if isinstance(file, str):
+        return RemoteExtent(block.file_offset_bytes, block.length_bytes, file, block.block_id)
+    return LocalExtent(file.fd, block.file_offset_bytes, block.length_bytes, file.direct, block.block_id)
+
+
+class WriteExtent:
+    """A new file of exactly one block of ``size_bytes``, written once and then committed.
+
+    When ``local`` is there, the caller writes all of [0, size) through its descriptor, from any thread, and then calls
+    :meth:`commit`; otherwise every byte goes through :meth:`write`. The descriptor belongs to this object: a commit
+    that went well closes it, and so does :meth:`abort`. An async context manager: leaving it aborts what was not
+    committed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        calls: MasterCalls,
+        full_path: str,
+        status: FileStatus,
+        size_bytes: int,
+        writer: BlockWriter | None,
+        remote_reason: str,
+    ) -> None:
+        """``writer`` is None for a file without bytes; ``remote_reason`` holds unless it turns out to be local."""
+        self._session = session
+        self._calls = calls
+        self._full_path = full_path
+        self._status = status
+        self._size = size_bytes
+        self._writer = writer
+        self._reason = remote_reason
+        self._local: LocalExtent | None = None
+        self._written: list[tuple[int, int]] = []
+        self._commit: pb.CommitBlockProto | None = None
+        self._ended = False
+        replica = writer.local if writer is not None else None
+        if replica is not None:
+            file = replica.lend()
+            self._local = LocalExtent(file.fd, 0, size_bytes, file.direct, writer.block_id if writer else 0)
+            self._reason = ""
 
     @property
-    def status(self) -> FileStatus: ...
+    def status(self) -> FileStatus:
+        """As it was when the file was made."""
+        return self._status
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        return self._status.path
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        return self._size
 
     @property
     def local(self) -> LocalExtent | None:
-        """The verified block file, open for reading and writing, or None: then use :meth:`write`. After commit the
-        name of the block file is gone, the descriptor stays valid until commit or abort closes it."""
-        ...
+        """The verified block file, open for reading and writing, or None."""
+        return self._local
 
     @property
     def remote_reason(self) -> str:
-        """Why ``local`` is None; empty when it is not."""
-        ...
+        """Why ``local`` is None: as in :class:`RemoteExtent`, or ``empty`` (no bytes, no block), or ``replicas``
+        (several of them: each must get the bytes). Empty when it is there."""
+        return self._reason
 
     async def write(self, buffer: Buffer, offset_bytes: int) -> None:
-        """The remote case: send all of ``buffer``. The whole of [0, size) must be written before commit."""
-        ...
+        """Send all of ``buffer`` to the worker(s). Only where ``local`` is None."""
+        view = memoryview(buffer).cast("B")
+        end = offset_bytes + len(view)
+        if self._writer is None or self._local is not None or self._ended or offset_bytes < 0 or end > self._size:
+            raise InvalidRequest(
+                f"Cannot write bytes {offset_bytes} to {end} of {self._full_path} here: it has {self._size}, "
+                f"and is {'done' if self._ended else 'written through its descriptor' if self._local else 'remote'}."
+            )
+        await self._writer.write(view, offset_bytes)
+        self._written.append((offset_bytes, end))
 
     async def commit(self) -> FileStatus:
-        """Complete the block and the file; the descriptor is closed. Raises when not every byte is there."""
-        ...
+        """Complete the block and the file. May be called again when the master could not be reached. The status it
+        answers with has the times of creation.
+
+        Raises CurvfsError when not every byte was sent or the local file has not the right length: nothing is
+        committed then.
+        """
+        if self._ended:
+            raise CurvfsError(f"Cannot commit {self._full_path}: it was committed or aborted.", errno_=errno.EBADF)
+        if self._writer is not None and self._commit is None:
+            self._check_whole()
+            self._writer.wrote_to(self._size)
+            self._commit = await self._writer.complete()
+        answer = await self._calls.complete_file(
+            self._full_path,
+            self._status.id,
+            length_bytes=self._size,
+            commits=[self._commit] if self._commit is not None else [],
+            only_flush=False,
+        )
+        if not answer.result:
+            raise CurvfsError(f"The master did not complete {self._full_path}; try again.")
+        self._ended = True
+        self._close_local()
+        return dataclasses.replace(self._status, length_bytes=self._size, is_complete=True)
+
+    def _check_whole(self) -> None:
+        if self._local is not None:
+            there = self._session.world.disk.fstat(self._local.fd).st_size
+            if there != self._size:
+                raise InvalidRequest(f"Cannot commit {self._full_path}: {there} of {self._size} bytes were written.")
+            return
+        reached = 0
+        for start, end in sorted(self._written):
+            if start > reached:
+                break
+            reached = max(reached, end)
+        if reached < self._size:
+            raise InvalidRequest(f"Cannot commit {self._full_path}: byte {reached} of {self._size} was not written.")
 
     async def abort(self) -> None:
-        """Cancel the block and delete the file; idempotent, never raises."""
-        ...
+        """Cancel the block and delete the file; idempotent, never raises. Nobody may be writing any more."""
+        if self._ended:
+            return
+        self._ended = True
+        with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
+            if self._writer is not None and self._commit is None:
+                await self._writer.abandon()
+            self._close_local()
+            try:
+                status = await self._calls.status_or_none(self._full_path)
+                if status is not None and status.id == self._status.id:
+                    await self._calls.delete(self._full_path, recursive=False)
+            except CurvfsError:
+                self._session.stats["aborts_unfinished"] += 1
+        self._close_local()
 
-    async def __aenter__(self) -> Self: ...
+    def _close_local(self) -> None:
+        local, self._local = self._local, None
+        if local is not None:
+            self._session.world.disk.close(local.fd)
+
+    async def __aenter__(self) -> Self:
+        return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Aborts unless committed."""
-        ...
+        await self.abort()

@@ -1,37 +1,109 @@
-"""The file system, asynchronous."""
+"""The file system, asynchronous: paths checked, hazards kept from the wire, calls put together."""
 
 from __future__ import annotations
 
+import builtins
+import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from contextlib import asynccontextmanager
+from typing import Any
 
-from curvfs.client.extents import ReadExtents, WriteExtent
+import trio
+
+from curvfs.client import convert, paths
+from curvfs.client.blockwrite import BlockWriter
+from curvfs.client.extents import ReadExtents, WriteExtent, open_extents
+from curvfs.client.mastercalls import (
+    O_APPEND,
+    O_CREAT,
+    O_EXCL,
+    O_TRUNC,
+    O_WRONLY,
+    RENAME_EXCHANGE,
+    RENAME_NO_REPLACE,
+    MasterCalls,
+)
+from curvfs.client.mounts import MountTable
 from curvfs.client.reader import FileReader
-from curvfs.client.records import FileStatus, FilesystemInfo, Located, TtlAction
+from curvfs.client.records import FileKind, FileLock, FileStatus, FilesystemInfo, Located, MountPoint, TtlAction
+from curvfs.client.session import Session
 from curvfs.client.writer import FileWriter
-from curvfs.config import ClientConfig
+from curvfs.config import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, ClientConfig, resolve_config
+from curvfs.errors import (
+    CurvfsError,
+    FileExists_,
+    FileTooLarge,
+    InProgress,
+    InvalidRequest,
+    IsADirectory,
+    NotADirectory,
+    NotFound,
+)
+from curvfs.net.cluster import Progress
+from curvfs.units import align_up
+from curvfs.wire.messages import pb
 from curvfs.world import World
 
+_PAGE = 1000
+_MAX_LENGTH_BYTES = 1 << 50
+_SECTOR_BYTES = 4096
 
-class CurvineFileSystem(Protocol):
-    """One connected client. Every path is absolute below the URL's root directory."""
+
+class CurvineFileSystem:
+    """One connected client. Every path is absolute below the URL's root directory, and normalised here.
+
+    Made by :func:`open_filesystem`. Methods raise :class:`~curvfs.errors.CurvfsError`: InvalidPath and NameTooLong
+    before anything is sent, RemoteError for what the master refuses, TransportError when none answers in time.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._calls = MasterCalls(session)
+        self._root = paths.normalize(session.config.root)
+        self._mounts = MountTable(session, self._calls)
 
     @property
-    def config(self) -> ClientConfig: ...
+    def config(self) -> ClientConfig:
+        return self._session.config
 
     @property
-    def world(self) -> World: ...
+    def world(self) -> World:
+        return self._session.world
 
     @property
-    def hostname(self) -> str: ...
+    def hostname(self) -> str:
+        """Our own name, as compared with a worker's."""
+        return self._session.hostname
 
     @property
-    def client_name(self) -> str: ...
+    def client_name(self) -> str:
+        """The writer identity of this client (4.3)."""
+        return self._session.client_name
 
     def stats(self) -> dict[str, int]:
         """Counters: calls, retries, bytes read and written locally and remotely, short-circuit refusals by reason."""
-        ...
+        return dict(self._session.stats)
+
+    async def connect(self) -> None:
+        """The session's first calls (4.3). Raises TransportError when no master answers."""
+        answer = await self._calls.handshake()
+        self._session.knows_set_attr_on_close = answer.HasField("compatibility")
+        await self._mounts.refresh()
+
+    def _full(self, path: str) -> str:
+        return paths.join(self._root, paths.normalize(path))
+
+    def _for_reading(self, path: str) -> str:
+        full = self._full(path)
+        self._mounts.check(full)
+        return full
+
+    def _for_change(self, path: str) -> str:
+        full = self._full(path)
+        self._mounts.check(full, change=True)
+        return full
+
+    # ------------------------------------------------------------------------------------------------ directories
 
     async def mkdir(
         self,
@@ -43,42 +115,139 @@ class CurvineFileSystem(Protocol):
         owner: str = "",
         group: str = "",
     ) -> FileStatus:
-        """``parents=True`` makes missing parents and accepts a directory that is there."""
-        ...
+        """Make a directory. ``parents`` makes missing parents (with the same mode) and accepts one that is there.
 
-    async def create(
-        self,
-        path: str,
-        *,
-        block_size_bytes: int | None = None,
-        replicas: int | None = None,
-        overwrite: bool = False,
-        mode: int = 0o644,
-        parents: bool = False,
-        xattrs: Mapping[str, bytes] | None = None,
-        owner: str = "",
-        group: str = "",
-    ) -> FileWriter: ...
-
-    async def open(self, path: str | Located) -> FileReader: ...
-
-    async def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> FileWriter: ...
+        Raises FileExists_, NotFound (no parent), NotADirectory.
+        """
+        full = self._for_change(path)
+        if full == "/":
+            if not parents:
+                raise FileExists_("Cannot make /: it is the root directory.")
+            return await self.stat(path)
+        status = await self._calls.mkdir(
+            full, mode=mode, parents=parents, xattrs=xattrs or {}, owner=owner, group=group
+        )
+        return convert.file_status(status, paths.normalize(path))
 
     async def stat(self, path: str) -> FileStatus:
-        """Does not follow a final symlink."""
-        ...
+        """Does not follow a final symlink. Raises NotFound."""
+        return convert.file_status(await self._calls.status(self._for_reading(path)), paths.normalize(path))
 
-    async def exists(self, path: str) -> bool: ...
+    async def exists(self, path: str) -> bool:
+        return await self._calls.exists(self._for_reading(path))
 
-    async def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> list[FileStatus]:
-        """Entries of a directory in byte order of their names. NotADirectory for anything else."""
-        ...
+    async def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> builtins.list[FileStatus]:
+        """Entries of a directory in byte order of their names, from the first behind ``start_after`` on, at most
+        ``limit``. Raises NotFound, NotADirectory."""
+        found: builtins.list[FileStatus] = []
+        if limit is not None and limit <= 0:
+            return found
+        async for page in self.list_iter(path, min(_PAGE, limit or _PAGE), start_after=start_after):
+            found += page
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
+        return found
 
-    def list_iter(self, path: str, page_size: int = 1000) -> AsyncIterator[list[FileStatus]]: ...
+    async def list_iter(
+        self, path: str, page_size: int = _PAGE, *, start_after: str = ""
+    ) -> AsyncIterator[builtins.list[FileStatus]]:
+        """The same in pages of up to ``page_size`` entries, each fetched when it is asked for."""
+        if page_size <= 0:
+            raise InvalidRequest(f"Cannot list {path} in pages of {page_size} entries.")
+        full = self._for_reading(path)
+        if not (await self._calls.status(full)).is_dir:
+            raise NotADirectory(f"Cannot list {full}: it is not a directory.")
+        shown = paths.normalize(path)
+        if paths.looks_like_glob(full):
+            # ListOptions refuses a path that could be a pattern, and ListStatus has no pages (4.13).
+            after = start_after.encode()
+            entries = await self._calls.list_status(paths.quote_glob(full))
+            named = sorted((entry.name.encode(), entry) for entry in entries if entry.name.encode() > after)
+            for start in range(0, len(named), page_size):
+                yield [self._entry(shown, entry) for _, entry in named[start : start + page_size]]
+            return
+        while True:
+            page = await self._calls.list_options(full, start_after, page_size)
+            if page:
+                yield [self._entry(shown, entry) for entry in page]
+            if len(page) < page_size:
+                return
+            start_after = page[-1].name
 
-    async def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None: ...
+    @staticmethod
+    def _entry(directory: str, status: pb.FileStatusProto) -> FileStatus:
+        return convert.file_status(status, paths.join(directory, f"/{status.name}"))
 
-    async def delete(self, path: str, *, recursive: bool = False) -> None: ...
+    async def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None:
+        """Rename atomically; as rename(2) does, onto an existing file or empty directory unless ``replace`` is False.
+
+        ``exchange`` swaps the two. What would make a server lose data is decided here (hazards 1 and 6): the
+        destination's parent must be a directory, and two names of one inode are left as they are.
+        """
+        source, target = self._for_change(src), self._for_change(dst)
+        if "/" in (source, target):
+            raise InvalidRequest(f"Cannot rename {source} to {target}: the root stays.", errno_=errno.EBUSY)
+        self._mounts.check_rename(source, target)
+        found: dict[str, pb.FileStatusProto | None] = {}
+
+        async def look(full: str) -> None:
+            found[full] = await self._calls.status_or_none(full)
+
+        parent = paths.parent_of(target)
+        await self._at_once([(look, full) for full in {source, target, parent}])
+        status, there, above = found[source], found[target], found[parent]
+        if status is None:
+            raise NotFound(f"Cannot rename {source}: there is no such file.")
+        if above is None:
+            raise NotFound(f"Cannot rename {source} to {target}: {parent} does not exist.")
+        if not above.is_dir:
+            raise NotADirectory(f"Cannot rename {source} to {target}: {parent} is not a directory.")
+        if paths.is_below(target, source) or (exchange and paths.is_below(source, target)):
+            raise InvalidRequest(f"Cannot rename {source} to {target}: one lies inside the other.")
+        if there is not None and not replace:
+            raise FileExists_(f"Cannot rename {source} to {target}: the name is taken.")
+        if there is None and exchange:
+            raise NotFound(f"Cannot exchange {source} and {target}: the latter does not exist.")
+        if there is not None and there.id == status.id:
+            return
+        flags = RENAME_EXCHANGE if exchange else 0 if replace else RENAME_NO_REPLACE
+        await self._calls.rename(source, target, flags, inode_id=status.id)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file, an empty directory, or with ``recursive`` a tree. Raises NotFound, DirectoryNotEmpty."""
+        full = self._for_change(path)
+        if full == self._root:
+            raise InvalidRequest(f"Cannot delete {full}: the root stays.", errno_=errno.EBUSY)
+        self._mounts.check_delete(full)
+        await self._calls.delete(full, recursive=recursive)
+
+    async def symlink(self, target: str, path: str, *, owner: str = "", group: str = "") -> FileStatus:
+        """Make a symlink at ``path``; ``target`` is stored as it is. Raises FileExists_, NotFound (no parent)."""
+        full = self._for_change(path)
+        await self._parent_must_be_directory(full)
+        await self._calls.symlink(target, full, owner=owner, group=group)
+        return await self.stat(path)
+
+    async def link(self, src: str, dst: str) -> FileStatus:
+        """Give a file a second name. Raises FileExists_, NotFound, NotADirectory; EPERM for a directory.
+
+        A server would make missing parents of ``dst`` (open to everybody); we do not.
+        """
+        source, target = self._for_change(src), self._for_change(dst)
+        self._mounts.check_rename(source, target)
+        status = await self._calls.status(source)
+        if status.is_dir:
+            raise InvalidRequest(f"Cannot link {source}: it is a directory.", errno_=errno.EPERM)
+        await self._parent_must_be_directory(target)
+        await self._calls.link(source, target, inode_id=status.id)
+        return await self.stat(dst)
+
+    async def _parent_must_be_directory(self, full: str) -> None:
+        parent = paths.parent_of(full)
+        if not (await self._calls.status(parent)).is_dir:
+            raise NotADirectory(f"Cannot make {full}: {parent} is not a directory.")
+
+    # ------------------------------------------------------------------------------------------------- attributes
 
     async def set_attr(
         self,
@@ -94,23 +263,239 @@ class CurvineFileSystem(Protocol):
         xattrs: Mapping[str, bytes] | None = None,
         remove_xattrs: Sequence[str] = (),
         recursive: bool = False,
-    ) -> FileStatus: ...
+    ) -> FileStatus:
+        """Set what is given and nothing else; ``recursive`` applies owner, group and mode to a whole tree.
 
-    async def symlink(self, target: str, path: str, *, owner: str = "", group: str = "") -> FileStatus: ...
+        Raises NotFound. Does not follow a final symlink.
+        """
+        full = self._for_change(path)
+        options = pb.SetAttrOptsProto(recursive=recursive, remove_x_attr=remove_xattrs, add_x_attr=dict(xattrs or {}))
+        if mode is not None:
+            options.mode = mode & 0o7777
+        if owner is not None:
+            options.owner = owner
+        if group is not None:
+            options.group = group
+        if atime_ms is not None:
+            options.atime = atime_ms
+        if mtime_ms is not None:
+            options.mtime = mtime_ms
+        if ttl_ms is not None:
+            options.ttl_ms = ttl_ms
+        if ttl_action is not None:
+            options.ttl_action = int(ttl_action)  # type: ignore[assignment]
+        return convert.file_status(await self._calls.set_attr(full, options), paths.normalize(path))
 
-    async def link(self, src: str, dst: str) -> FileStatus: ...
+    async def get_lock(self, path: str, lock: FileLock) -> FileLock | None:
+        """The first lock that stands in the way of ``lock``, or None (4.15)."""
+        full = self._for_reading(path)
+        conflict = await self._calls.get_lock(full, convert.lock_to_wire(lock, self.client_name))
+        return None if conflict is None else convert.lock_from_wire(conflict)
 
-    async def truncate(self, path: str, length_bytes: int) -> FileStatus: ...
+    async def set_lock(self, path: str, lock: FileLock) -> FileLock | None:
+        """Set (or with ``LockKind.UNLOCK`` release) a lock; the conflicting one where it cannot be had. It lapses
+        after 5 minutes unless it is set again (4.15)."""
+        full = self._for_reading(path)
+        conflict = await self._calls.set_lock(full, convert.lock_to_wire(lock, self.client_name))
+        return None if conflict is None else convert.lock_from_wire(conflict)
 
-    async def statfs(self) -> FilesystemInfo: ...
+    async def statfs(self) -> FilesystemInfo:
+        """Space and workers of the whole cluster (4.18)."""
+        return convert.filesystem_info(await self._calls.info())
 
-    async def locate(self, path: str) -> Located: ...
+    async def mount_table(self) -> tuple[MountPoint, ...]:
+        """Directories that are tied to an under store, as full paths (4.19)."""
+        return await self._mounts.refresh()
 
-    async def locate_many(self, paths: Sequence[str]) -> list[Located | Exception]:
-        """All at once, pipelined; a path's own failure (a CurvfsError) stands in its place."""
-        ...
+    # ------------------------------------------------------------------------------------------------------ files
 
-    async def open_extents(self, path: str | Located, *, direct: bool = False) -> ReadExtents: ...
+    async def create(
+        self,
+        path: str,
+        *,
+        block_size_bytes: int | None = None,
+        replicas: int | None = None,
+        overwrite: bool = False,
+        mode: int = 0o644,
+        parents: bool = False,
+        xattrs: Mapping[str, bytes] | None = None,
+        owner: str = "",
+        group: str = "",
+    ) -> FileWriter:
+        """Make a file and open it for writing. ``overwrite`` empties one that is there, which keeps its owner, group,
+        mode, inode id and xattrs. ``parents`` makes missing directories (mode 0755).
+
+        Two writers of one name share one block, so use unique names where that can happen (hazard 7). Raises
+        FileExists_, IsADirectory, NotFound (no parent), NotADirectory.
+        """
+        full, status, created, alone = await self._create(
+            path,
+            block_size_bytes=self.config.block_size_bytes if block_size_bytes is None else block_size_bytes,
+            replicas=self.config.replicas if replicas is None else replicas,
+            overwrite=overwrite,
+            mode=mode,
+            parents=parents,
+            xattrs=xattrs,
+            owner=owner,
+            group=group,
+        )
+        return FileWriter(self._session, self._calls, full, status, (), created=created, alone=alone)
+
+    async def _create(
+        self,
+        path: str,
+        *,
+        block_size_bytes: int,
+        replicas: int,
+        overwrite: bool,
+        mode: int,
+        parents: bool,
+        xattrs: Mapping[str, bytes] | None,
+        owner: str,
+        group: str,
+    ) -> tuple[str, FileStatus, bool, bool]:
+        """Full path, status, whether the file is new, whether nobody else is writing it."""
+        full = self._for_change(path)
+        if full == "/":
+            raise IsADirectory("Cannot create /: it is the root directory.")
+        if not MIN_BLOCK_SIZE_BYTES <= block_size_bytes <= MAX_BLOCK_SIZE_BYTES or not 1 <= replicas <= 99:
+            raise InvalidRequest(
+                f"Cannot create {full} with blocks of {block_size_bytes} bytes and {replicas} replicas; blocks must "
+                f"have {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES} bytes, and there must be 1 to 99 replicas."
+            )
+        options = self._calls.create_options(
+            block_size_bytes=block_size_bytes, replicas=replicas, mode=mode, owner=owner, group=group, xattrs=xattrs
+        )
+        before = None
+        if overwrite:
+            before = await self._calls.status_or_none(full)
+            if before is not None:
+                self._must_be_file(before, full)
+        if parents:
+            parent = paths.parent_of(full)
+            if parent != "/":
+                await self._calls.mkdir(parent, mode=0o755, parents=True, xattrs={}, owner=owner, group=group)
+        flags = O_WRONLY | O_CREAT | (O_TRUNC if overwrite else O_EXCL)
+        status = await self._calls.create(full, options, flags)
+        found = convert.file_status(status, paths.normalize(path))
+        return full, found, before is None, before is None or before.is_complete
+
+    @staticmethod
+    def _must_be_file(status: pb.FileStatusProto, full: str) -> None:
+        """Only regular files are opened for writing or resized: a server does it to others, too, and may hang for
+        good (hazard 2)."""
+        if status.is_dir:
+            raise IsADirectory(f"Cannot write {full}: it is a directory.")
+        kind = int(status.file_type)
+        if kind != FileKind.FILE:
+            link = kind == FileKind.SYMLINK
+            raise InvalidRequest(
+                f"Cannot write {full}: it is {'a symlink; write to what it points to' if link else 'a special file'}.",
+                errno_=errno.ELOOP if link else errno.ENXIO,
+            )
+        if status.block_size <= 0:
+            raise InvalidRequest(f"Cannot write {full}: its block size is {status.block_size}; make it anew.")
+
+    async def open(self, path: str | Located) -> FileReader:
+        """Open for reading; a location got earlier costs no call. Raises NotFound, IsADirectory."""
+        full, located = await self._locate(path)
+        return FileReader(self._session, self._calls, full, located)
+
+    async def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> FileWriter:
+        """Open an existing file for writing. ``append`` starts at its end and stays there, ``truncate`` empties it.
+
+        Raises NotFound, IsADirectory, InvalidRequest for what is no regular file.
+        """
+        full = self._for_change(path)
+        before = await self._calls.status(full)
+        self._must_be_file(before, full)
+        options = self._calls.create_options(
+            block_size_bytes=before.block_size, replicas=max(1, before.replicas), mode=before.mode
+        )
+        flags = O_WRONLY | (O_APPEND if append else 0) | (O_TRUNC if truncate else 0)
+        answer = await self._calls.open_for_write(full, options, flags)
+        status = convert.file_status(answer.status, paths.normalize(path))
+        if status.id != before.id:
+            self._must_be_file(answer.status, full)
+        writer = FileWriter(
+            self._session,
+            self._calls,
+            full,
+            status,
+            answer.block_locs,
+            created=truncate,
+            alone=before.is_complete and before.id == status.id,
+            append=append,
+        )
+        if any(located.block.block_size != status.block_size_bytes for located in answer.block_locs[:-1]):
+            await writer.abort()
+            raise InvalidRequest(f"Cannot write {full}: a block before its last is not full; copy it to a new file.")
+        return writer
+
+    async def truncate(self, path: str, length_bytes: int) -> FileStatus:
+        """Cut or extend a file to ``length_bytes`` (4.10); what is new reads as zeros and takes no room."""
+        if not 0 <= length_bytes <= _MAX_LENGTH_BYTES:
+            raise FileTooLarge(
+                f"Cannot resize {path} to {length_bytes} bytes; 0 to {_MAX_LENGTH_BYTES} are possible.",
+                errno_=errno.EINVAL if length_bytes < 0 else errno.EFBIG,
+            )
+        async with await self.open_for_write(path) as writer:
+            await writer.truncate(length_bytes)
+        return await self.stat(path)
+
+    async def locate(self, path: str) -> Located:
+        """Status and blocks (GetBlockLocations). Raises NotFound, IsADirectory."""
+        full = self._for_reading(path)
+        return convert.located(await self._calls.block_locations(full), paths.normalize(path))
+
+    async def locate_many(self, names: Sequence[str]) -> builtins.list[Located | CurvfsError]:
+        """:meth:`locate` of all paths, pipelined: a few round trips. A path's own failure stands in its place."""
+        results: builtins.list[Located | CurvfsError] = []
+        checked: builtins.list[str | CurvfsError] = []
+        for name in names:
+            try:
+                checked.append(self._for_reading(name))
+            except CurvfsError as error:
+                checked.append(error)
+        asked = [full for full in checked if isinstance(full, str)]
+        answers = iter(await self._calls.block_locations_many(asked))
+        for name, full in zip(names, checked, strict=True):
+            answer = next(answers) if isinstance(full, str) else full
+            if isinstance(answer, CurvfsError):
+                results.append(answer)
+                continue
+            try:
+                results.append(convert.located(answer, paths.normalize(name)))
+            except CurvfsError as error:
+                results.append(error)
+        return results
+
+    async def _locate(self, path: str | Located) -> tuple[str, Located]:
+        if isinstance(path, Located):
+            return self._full(path.status.path), path
+        return self._full(path), await self.locate(path)
+
+    # ---------------------------------------------------------------------------------------------------- extents
+
+    async def open_extents(self, path: str | Located, *, direct: bool = False) -> ReadExtents:
+        """Open a file by extents: verified descriptors of the blocks that lie on this machine. ``direct`` asks for
+        O_DIRECT descriptors; a file system that refuses it gives buffered ones, marked so and counted."""
+        result = (await self.open_extents_many([path], direct=direct))[0]
+        if isinstance(result, CurvfsError):
+            raise result
+        return result
+
+    async def open_extents_many(
+        self, files: Sequence[str | Located], *, direct: bool = False
+    ) -> builtins.list[ReadExtents | CurvfsError]:
+        """:meth:`open_extents` of many files, pipelined: one round trip for the locations that are not given and one
+        to each worker. A file's own failure stands in its place."""
+        names = [file for file in files if isinstance(file, str)]
+        located = iter(await self.locate_many(names) if names else ())
+        found = [file if isinstance(file, Located) else next(located) for file in files]
+        to_open = [(self._full(file.status.path), file) for file in found if isinstance(file, Located)]
+        opened = iter(await open_extents(self._session, self._calls, to_open, direct=direct))
+        return [file if isinstance(file, CurvfsError) else next(opened) for file in found]
 
     async def create_extent(
         self,
@@ -124,12 +509,91 @@ class CurvineFileSystem(Protocol):
         owner: str = "",
         group: str = "",
     ) -> WriteExtent:
-        """A new file of one block of max(1 MiB, size rounded up to 4096). FileExists_ when the name is taken."""
-        ...
+        """Make a file of one block of ``size_bytes``, to be written once: through a verified local descriptor where
+        there is one. The block size is ``size_bytes`` rounded up to 4096, at least 1 MiB. Raises FileExists_."""
+        block_size_bytes = max(MIN_BLOCK_SIZE_BYTES, align_up(size_bytes, _SECTOR_BYTES))
+        if size_bytes < 0 or block_size_bytes > MAX_BLOCK_SIZE_BYTES:
+            raise InvalidRequest(f"Cannot create {path} with one block of {size_bytes} bytes; use create().")
+        full, status, _, _ = await self._create(
+            path,
+            block_size_bytes=block_size_bytes,
+            replicas=self.config.replicas,
+            overwrite=False,
+            mode=mode,
+            parents=parents,
+            xattrs=xattrs,
+            owner=owner,
+            group=group,
+        )
+        writer: BlockWriter | None = None
+        reason = "empty"
+        if size_bytes:
+            try:
+                writer, reason = await self._first_block(full, status, block_size_bytes, direct)
+            except BaseException:
+                await WriteExtent(self._session, self._calls, full, status, size_bytes, None, reason).abort()
+                raise
+        return WriteExtent(self._session, self._calls, full, status, size_bytes, writer, reason)
+
+    async def _first_block(
+        self, full: str, status: FileStatus, block_size_bytes: int, direct: bool
+    ) -> tuple[BlockWriter, str]:
+        progress = Progress()
+        located = await self._calls.add_block(
+            full, status.id, file_length_bytes=0, last_block=None, commits=(), progress=progress
+        )
+        if not located.locs:
+            if not progress.uncertain:
+                raise InProgress(f"Cannot write {full}: another client is writing it; use unique names.")
+            located.locs.extend((await self._calls.assign_worker(full, located.block)).locs)
+        reason = self._session.local.candidate(convert.worker_address(located.locs[0])) if located.locs else "lost"
+        writer = await BlockWriter.open(
+            self._session, located, offset_bytes=0, capacity_bytes=block_size_bytes, new=True, direct=direct
+        )
+        return writer, "replicas" if len(located.locs) > 1 else reason or "refused"
+
+    @staticmethod
+    async def _at_once(calls: Sequence[tuple[Any, str]]) -> None:
+        """Run calls together; the first failure is raised when all are done."""
+        failures: builtins.list[CurvfsError] = []
+
+        async def one(function: Any, argument: str) -> None:
+            try:
+                await function(argument)
+            except CurvfsError as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for function, argument in calls:
+                nursery.start_soon(one, function, argument)
+        if failures:
+            raise failures[0]
 
 
-def open_filesystem(
+@asynccontextmanager
+async def open_filesystem(
     url_or_config: str | ClientConfig, *, world: World | None = None, **overrides: Any
-) -> AbstractAsyncContextManager[CurvineFileSystem]:
-    """Connect, and answer the file system; leaving the block closes it."""
-    raise NotImplementedError
+) -> AsyncIterator[CurvineFileSystem]:
+    """Connect, and answer the file system; leaving the block closes every connection.
+
+    ``url_or_config``: ``curvine://host:port,host:port/root?name=value``, or settings that are ready. ``overrides`` are
+    settings by their names in :class:`ClientConfig` or in a URL. Raises ConfigError for what cannot be meant, and
+    TransportError, within ``connect_timeout_s``, when no master answers.
+    """
+    config = resolve_config(url_or_config, **overrides)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        session = Session(config, World.real() if world is None else world, nursery)
+        # What the body raises is carried around the nursery, which would wrap it in an exception group.
+        try:
+            filesystem = CurvineFileSystem(session)
+            await filesystem.connect()
+            yield filesystem
+        except BaseException as error:
+            failure = error
+        finally:
+            with trio.move_on_after(config.close_timeout_s, shield=True):
+                await session.aclose()
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -110,7 +110,8 @@ class WorkerAddress:
 class BlockLocation:
     """One block of a file: which bytes it holds and who serves them (LocatedBlockProto, 3.3 and the table of 4.4).
 
-    A block without workers is a hole (``is_hole``: zeros, no call needed), not written yet (length 0), or lost.
+    A block without workers is a hole (``is_hole``: zeros, no call needed), not written yet (length 0), or lost. An
+    ``is_resized`` block was cut or extended and its workers may not know yet: what they lack reads as zeros.
     """
 
     block_id: int
@@ -119,6 +120,7 @@ class BlockLocation:
     workers: tuple[WorkerAddress, ...]
     storage_type: StorageType = StorageType.DISK
     is_hole: bool = False
+    is_resized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +211,13 @@ class LocalExtent:
     file_offset_bytes: int
     length_bytes: int
     direct: bool = False
-    worker_id: int = 0
     block_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteExtent:
     """Bytes of a file that must be read through :meth:`ReadExtents.readinto`. ``reason`` says why they are not
-    local: ``off``, ``other host``, ``hole``, or one of the counted refusals of the short-circuit check."""
+    local: ``off``, ``other_host``, ``hole``, ``lost``, or one of the counted refusals of the short-circuit check."""
 
     file_offset_bytes: int
     length_bytes: int

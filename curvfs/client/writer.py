@@ -1,58 +1,408 @@
-"""Writing files."""
+"""Writing files (specification 4.6, 4.8 to 4.10).
+
+Block i of a file holds bytes [i * block size, (i + 1) * block size), and every block but the last must be full before
+the next one is added. What was completed on workers is *committed* with the next call to the master; commits are kept
+and sent again until a CompleteFile has carried them, because an AddBlock may ignore them (4.5 rule 2).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+import errno
+from collections.abc import Sequence
+from typing import Self
 
+import trio
+
+from curvfs.client.blockwrite import BlockWriter
+from curvfs.client.convert import located as located_from_wire
+from curvfs.client.mastercalls import MasterCalls
+from curvfs.client.reader import FileReader
 from curvfs.client.records import FileStatus
+from curvfs.client.session import Session
+from curvfs.errors import (
+    CurvfsError,
+    InProgress,
+    InvalidRequest,
+    NoAvailableWorker,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+)
+from curvfs.net.cluster import Progress
+from curvfs.wire.messages import pb
 from curvfs.world import Buffer
 
+#: Block streams kept open; the oldest is completed when another one is needed (4.8).
+_MAX_OPEN_BLOCKS = 10
+#: How often a new block that no worker takes is placed anew.
+_PLACEMENTS = 3
 
-class FileWriter(Protocol):
-    """A file open for writing; one task at a time. An async context manager: a clean exit closes, an error aborts."""
+
+class FileWriter:
+    """A file open for writing. An async context manager: a clean exit closes, an error aborts.
+
+    Calls from several tasks are done one after the other. After a failed write the bytes of the block at hand are
+    undefined: abort, or close and look at what it raises.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        calls: MasterCalls,
+        full_path: str,
+        status: FileStatus,
+        blocks: Sequence[pb.LocatedBlockProto],
+        *,
+        created: bool,
+        alone: bool,
+        append: bool = False,
+    ) -> None:
+        """``created``: by this call. ``alone``: nobody else had the file open for writing when it was opened."""
+        self._session = session
+        self._calls = calls
+        self._full_path = full_path
+        self._status = status
+        self._block_size = status.block_size_bytes
+        self._blocks: list[pb.LocatedBlockProto] = list(blocks)
+        self._open: dict[int, BlockWriter] = {}
+        #: Blocks that the master has no location of yet.
+        self._uncommitted: set[int] = set()
+        #: Blocks completed on workers since the last CompleteFile that went well, by id.
+        self._commits: dict[int, pb.CommitBlockProto] = {}
+        self._length = status.length_bytes
+        self._published_length = status.length_bytes
+        self._position = self._length if append else 0
+        self._append = append
+        self._alone = alone
+        self._touched = created
+        self._reader: FileReader | None = None
+        self._lock = trio.Lock()
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------------ state
 
     @property
     def status(self) -> FileStatus:
-        """As at open; ``length_bytes`` below is what grows."""
-        ...
+        """As it was when the file was opened."""
+        return self._status
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        return self._status.path
 
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        """Where :meth:`write` goes on."""
+        return self._position
 
     @property
-    def length_bytes(self) -> int: ...
+    def length_bytes(self) -> int:
+        """Length with everything written so far."""
+        return self._length
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def moved_to(self, full_path: str) -> None:
+        """The file was renamed while it is open: some calls know a file by its path alone."""
+        self._full_path = full_path
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is not None:
+            await self.abort()
+            return
+        try:
+            await self.close()
+        except BaseException:
+            await self.abort()
+            raise
+
+    # ---------------------------------------------------------------------------------------------------- writing
 
     async def write(self, buffer: Buffer) -> int:
-        """Write all of ``buffer`` at the position; returns its length."""
-        ...
+        """Write all of ``buffer`` at the position, or at the end in append mode; returns its length."""
+        async with self._lock:
+            await self._write(buffer, self._length if self._append else self._position)
+        return memoryview(buffer).nbytes
 
     async def write_at(self, buffer: Buffer, offset_bytes: int) -> int:
-        """Write all of ``buffer`` at ``offset_bytes`` (the position moves behind it). Not in append mode."""
-        ...
+        """Write all of ``buffer`` at ``offset_bytes``, and leave the position behind it. In append mode the offset
+        is ignored, as ``O_APPEND`` has it."""
+        if offset_bytes < 0:
+            raise InvalidRequest(f"Cannot write {self._full_path} at offset {offset_bytes}: it is negative.")
+        async with self._lock:
+            await self._write(buffer, self._length if self._append else offset_bytes)
+        return memoryview(buffer).nbytes
+
+    async def _write(self, buffer: Buffer, offset: int) -> None:
+        self._check_open()
+        view = memoryview(buffer).cast("B")
+        self._touched = True
+        await self._forget_reader()
+        if len(view) and offset > self._length and offset // self._block_size >= len(self._blocks):
+            await self._resize(offset)  # beyond the last block: what lies between becomes holes
+        while len(view):
+            index, inside = divmod(offset, self._block_size)
+            writer = self._open.get(index) or await self._open_block(index, inside)
+            piece = view[: self._block_size - inside]
+            await writer.write(piece, inside)
+            self._blocks[index].block.block_size = writer.length_bytes
+            offset += len(piece)
+            self._length = max(self._length, offset)
+            view = view[len(piece) :]
+        self._position = offset
+
+    async def _open_block(self, index: int, inside: int) -> BlockWriter:
+        while len(self._open) >= _MAX_OPEN_BLOCKS:
+            await self._complete(next(iter(self._open)))
+        if index < len(self._blocks):
+            located = self._blocks[index]
+            if not located.locs:
+                await self._place(located)
+            new = located.block.id in self._uncommitted
+            writer = await BlockWriter.open(
+                self._session, located, offset_bytes=inside, capacity_bytes=self._block_size, new=new
+            )
+        else:
+            writer = await self._add_block()
+        self._open[index] = writer
+        return writer
+
+    async def _place(self, located: pb.LocatedBlockProto) -> None:
+        """Find workers for a block that has none (the table of 4.4)."""
+        block = located.block
+        hole = block.HasField("alloc_opts")
+        if not hole and block.block_size > 0:
+            raise NoAvailableWorker(
+                f"Cannot write {self._full_path}: all replicas of its block {block.id} are lost or not up."
+            )
+        if not hole and not self._alone and block.id not in self._uncommitted:
+            # Allocated by somebody who may be writing it: two writers of one block mix their bytes (hazard 3).
+            raise InProgress(
+                f"Cannot write {self._full_path}: another client is writing its block {block.id}; "
+                "wait until it has closed the file."
+            )
+        answer = await self._calls.assign_worker(self._full_path, block)
+        # The first answer counts: a second one would name other workers (4.10).
+        located.locs.extend(answer.locs)
+        if not hole:
+            self._uncommitted.add(block.id)
+
+    async def _add_block(self) -> BlockWriter:
+        await self._complete_longer()
+        progress = Progress()
+        located = await self._calls.add_block(
+            self._full_path,
+            self._status.id,
+            file_length_bytes=self._length,
+            last_block=self._blocks[-1].block if self._blocks else None,
+            commits=list(self._commits.values()),
+            progress=progress,
+        )
+        ours = bool(located.locs) or (progress.uncertain and self._alone)
+        if not ours or located.block.block_size > 0:
+            raise InProgress(
+                f"Cannot write {self._full_path}: another client is writing its next block {located.block.id}; "
+                "write to different names, or one after the other."
+            )
+        self._blocks.append(located)
+        self._uncommitted.add(located.block.id)
+        for attempt in range(_PLACEMENTS):
+            if not located.locs or attempt:
+                # Ours, though its workers were lost with the answer; or none of them would take it.
+                answer = await self._calls.assign_worker(self._full_path, located.block)
+                del located.locs[:]
+                located.locs.extend(answer.locs)
+            try:
+                return await BlockWriter.open(
+                    self._session, located, offset_bytes=0, capacity_bytes=self._block_size, new=True
+                )
+            except (RemoteError, TransportError):
+                if attempt == _PLACEMENTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _complete_longer(self) -> None:
+        """Publish every open block that is longer than the master knows: before a block is added, the lengths of all
+        blocks must sum up to the file's (4.4)."""
+        for index in [index for index, writer in self._open.items() if writer.longer_than_committed]:
+            await self._complete(index)
+
+    async def _complete(self, index: int) -> None:
+        writer, located = self._open[index], self._blocks[index]
+        commit = await writer.complete()
+        del self._open[index]
+        self._commits[commit.block_id] = commit
+        self._uncommitted.discard(commit.block_id)
+        held = {location.worker_id for location in commit.locations}
+        kept = [worker for worker in located.locs if worker.worker_id in held]
+        del located.locs[:]
+        located.locs.extend(kept)
+        located.block.block_size = commit.block_len
+        located.block.ClearField("alloc_opts")
+
+    # ------------------------------------------------------------------------------------------------- publishing
 
     async def flush(self) -> None:
-        """Publish what was written so far (4.8): other clients see it, the writer stays open."""
-        ...
+        """Publish what was written so far: other clients see it, the file stays open. (Nothing is synced to disk: no
+        Curvine call does that.) The next write to a block that is not full copies it first (4.8)."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        for index in list(self._open):
+            await self._complete(index)
+        if self._commits or self._length != self._published_length:
+            await self._publish()
+
+    async def _publish(self) -> None:
+        answer = await self._calls.complete_file(
+            self._full_path,
+            self._status.id,
+            length_bytes=self._length,
+            commits=list(self._commits.values()),
+            only_flush=True,
+        )
+        self._commits.clear()
+        self._published_length = self._length
+        if answer.HasField("file_blocks"):
+            self._take_blocks(answer.file_blocks)
+
+    def _take_blocks(self, answer: pb.FileBlocksProto) -> None:
+        if answer.status.id != self._status.id:
+            raise RemoteProtocolError(
+                f"The master answered for file {answer.status.id} where {self._full_path} is {self._status.id}."
+            )
+        self._blocks = list(answer.block_locs)
+        self._length = self._published_length = answer.status.len
 
     async def close(self, *, mtime_ms: int | None = None, atime_ms: int | None = None) -> None:
-        """Publish and close; idempotent. The times given are set in the same call (4.5 set_attr_opts)."""
-        ...
+        """Publish and close; idempotent once it went well. May be called again when it failed.
+
+        Closing sets the modification time to the server's now; the times given are set in the same call instead, and
+        a file that nothing was written to keeps its own.
+        """
+        async with self._lock:
+            if self._closed:
+                return
+            await self._forget_reader()
+            for index in list(self._open):
+                await self._complete(index)
+            if not self._touched and mtime_ms is None:
+                mtime_ms, atime_ms = self._status.mtime_ms, atime_ms or self._status.atime_ms
+            times = _times(mtime_ms, atime_ms)
+            await self._calls.complete_file(
+                self._full_path,
+                self._status.id,
+                length_bytes=self._length,
+                commits=list(self._commits.values()),
+                only_flush=False,
+                set_attr=times,
+            )
+            self._closed = True
+            if times is not None and not self._session.knows_set_attr_on_close:
+                await self._calls.set_attr(self._full_path, times)
 
     async def abort(self) -> None:
-        """Drop what was not published, keep what was, release the writer's name; never raises."""
-        ...
+        """Drop what was not published, keep what was, and release the writer's name. Idempotent, never raises.
+
+        Bytes that overwrote published ones may stay. A file made by this writer stays, as long as what was published.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
+            await self._forget_reader()
+            for index, writer in list(self._open.items()):
+                located = self._blocks[index]
+                try:
+                    if not writer.new:
+                        await self._complete(index)
+                        continue
+                except CurvfsError:
+                    pass  # what it overwrote is undefined; its length is not
+                located.block.block_size = writer.committed_bytes
+                await writer.abandon()
+            try:
+                await self._calls.complete_file(
+                    self._full_path,
+                    self._status.id,
+                    length_bytes=sum(located.block.block_size for located in self._blocks),
+                    commits=list(self._commits.values()),
+                    only_flush=False,
+                )
+            except CurvfsError:
+                self._session.stats["aborts_unfinished"] += 1  # the name stays registered; nothing depends on it
+
+    # ------------------------------------------------------------------------------------------- reading, resizing
 
     async def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Bytes as written so far, published or not (publishes first where that is needed)."""
-        ...
+        """Bytes as written so far; publishes first when there is something to be published."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+            if self._reader is None:
+                answer = await self._calls.block_locations(self._full_path)
+                self._reader = FileReader(
+                    self._session, self._calls, self._full_path, located_from_wire(answer, self.path)
+                )
+            return await self._reader.read_at(offset_bytes, length_bytes)
+
+    async def _forget_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.aclose()
 
     async def truncate(self, length_bytes: int) -> None:
-        """Cut or extend (4.10): publishes first, then resizes."""
-        ...
+        """Cut or extend the file; what was written so far is published first. New bytes read as zeros."""
+        if length_bytes < 0:
+            raise InvalidRequest(f"Cannot resize {self._full_path} to {length_bytes} bytes.")
+        async with self._lock:
+            self._check_open()
+            self._touched = True
+            await self._forget_reader()
+            await self._resize(length_bytes)
+            self._position = min(self._position, length_bytes)
 
-    async def __aenter__(self) -> Self: ...
+    async def _resize(self, length_bytes: int) -> None:
+        """4.10. A pending cut that the workers were never told must be applied before anything else: extending after
+        it would show old bytes again (hazard 5)."""
+        await self._flush()
+        await self._apply_resizes()
+        if length_bytes == self._length:
+            return
+        self._take_blocks(await self._calls.resize(self._full_path, length_bytes))
+        await self._apply_resizes()
 
-    async def __aexit__(self, *exc: object) -> None: ...
+    async def _apply_resizes(self) -> None:
+        """Tell the workers of every block with a pending resize, and the master that they know."""
+        pending = [
+            index for index, located in enumerate(self._blocks) if located.locs and located.block.HasField("alloc_opts")
+        ]
+        for index in pending:
+            self._open[index] = await BlockWriter.open(
+                self._session, self._blocks[index], offset_bytes=0, capacity_bytes=self._block_size, new=False
+            )
+            await self._complete(index)
+        if pending:
+            await self._publish()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CurvfsError(f"Cannot use {self._full_path}: the writer is closed.", errno_=errno.EBADF)
+
+
+def _times(mtime_ms: int | None, atime_ms: int | None) -> pb.SetAttrOptsProto | None:
+    if mtime_ms is None and atime_ms is None:
+        return None
+    options = pb.SetAttrOptsProto(recursive=False)
+    if mtime_ms is not None:
+        options.mtime = mtime_ms
+    if atime_ms is not None:
+        options.atime = atime_ms
+    return options

@@ -7,7 +7,7 @@ freshest used first. Running frames may be pipelined: the owner sends several be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,9 @@ from curvfs.net.transport import FrameStream
 from curvfs.wire.codes import ResponseStatus
 from curvfs.wire.session import BlockStream, StreamReply
 from curvfs.world import Buffer, World
+
+#: Streams of :meth:`WorkerPool.ask` in flight: their answers fit any receive buffer, so sending cannot get stuck.
+_ASK_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,46 @@ class WorkerPool:
                 return channel, await channel.open(header)
             except ConnectionLost:
                 self.stats["worker_stale_connections"] += 1
+                await self._close_idle(worker)  # the others are as old: the worker was restarted
         channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing)
         return channel, await channel.open(header)
+
+    async def ask(
+        self, worker: WorkerKey, code: int, streams: Sequence[tuple[bytes, bytes]], *, doing: str
+    ) -> list[bytes | RemoteError]:
+        """Open and Complete streams one after the other on one connection, pipelined: what each Open was answered.
+
+        For reads that only want to know something, such as where a block's file lies. One round trip for up to
+        128 streams. A refusal stands in its stream's place. Raises TransportError.
+        """
+        idle = self._take(worker)
+        if idle is not None:
+            try:
+                return await self._ask(worker, idle, code, streams, doing)
+            except ConnectionLost:
+                self.stats["worker_stale_connections"] += 1
+                await self._close_idle(worker)
+        return await self._ask(worker, await self._connect(worker, doing), code, streams, doing)
+
+    async def _ask(
+        self, worker: WorkerKey, frames: FrameStream, code: int, streams: Sequence[tuple[bytes, bytes]], doing: str
+    ) -> list[bytes | RemoteError]:
+        answers: list[bytes | RemoteError] = []
+        last: BlockChannel | None = None
+        try:
+            for start in range(0, len(streams), _ASK_AT_ONCE):
+                batch = streams[start : start + _ASK_AT_ONCE]
+                channels = [BlockChannel(self, worker, frames, code, doing) for _ in batch]
+                last = channels[-1]
+                prefixes = [channel.ask(*headers) for channel, headers in zip(channels, batch, strict=True)]
+                await last.send(b"".join(prefixes))
+                for channel in channels:
+                    last = channel
+                    answers.append(await channel.answer())
+        finally:
+            if last is not None:
+                await last.release()
+        return answers
 
     def _take(self, worker: WorkerKey) -> FrameStream | None:
         found = self._idle.get(worker)
@@ -88,25 +129,31 @@ class WorkerPool:
         now_s = self.world.clock.monotonic_s()
         self._idle.setdefault(worker, []).append(_Idle(frames, now_s))
         surplus = sum(map(len, self._idle.values())) - self.config.idle_worker_connections
+        old: list[_Idle] = []
         for key, connections in list(self._idle.items()):
             while connections and (now_s - connections[0].since_s > self.config.worker_idle_s or surplus > 0):
                 surplus -= 1
-                await connections.pop(0).frames.aclose()
+                old.append(connections.pop(0))
             if not connections:
-                self._idle.pop(key, None)
+                del self._idle[key]
+        for connection in old:
+            await connection.frames.aclose()
+
+    async def _close_idle(self, worker: WorkerKey) -> None:
+        for connection in self._idle.pop(worker, []):
+            await connection.frames.aclose()
 
     async def aclose(self) -> None:
         """Close the idle connections; streams in use are closed by their owners."""
-        idle, self._idle = self._idle, {}
-        for connections in idle.values():
-            for connection in connections:
-                await connection.frames.aclose()
+        for worker in list(self._idle):
+            await self._close_idle(worker)
 
 
 class BlockChannel:
     """One block stream on one connection. One task at a time.
 
-    After any error but a RemoteError the connection is beyond use: :meth:`release` closes it.
+    After any error but a RemoteError, and after a cancellation, the connection is beyond use: every call raises
+    ConnectionLost, and :meth:`release` closes it.
     """
 
     def __init__(self, pool: WorkerPool, worker: WorkerKey, frames: FrameStream, code: int, doing: str) -> None:
@@ -142,13 +189,40 @@ class BlockChannel:
         """Send a Running frame; its reply is taken with :meth:`reply`, in order, later."""
         await self.send(self._stream.running(header, sum(map(len, payload))), *payload)
 
-    async def finish(self, header: bytes, *, cancel: bool = False) -> None:
-        """Complete (or Cancel) the stream and take the answer; every other reply must have been taken.
+    async def finish(self, header: bytes) -> None:
+        """Complete the stream and take the answer; every other reply must have been taken.
 
         Raises RemoteError when the worker refuses.
         """
-        await self.send(self._stream.cancel(header) if cancel else self._stream.complete(header))
+        await self.send(self._stream.complete(header))
         await self.reply()
+
+    async def cancel(self, header: bytes) -> None:
+        """Cancel the stream, whatever is still unanswered. Raises RemoteError when the worker refuses."""
+        while self._stream.outstanding:
+            try:
+                await self.reply()
+            except RemoteError:
+                continue  # what failed is being cancelled
+        await self.send(self._stream.cancel(header))
+        await self.reply()
+
+    def ask(self, open_header: bytes, complete_header: bytes) -> bytes:
+        """Open and Complete in one go, to be sent together with others."""
+        return self._stream.open(open_header) + self._stream.complete(complete_header)
+
+    async def answer(self) -> bytes | RemoteError:
+        """What the Open of :meth:`ask` was answered."""
+        answer: bytes | RemoteError
+        try:
+            answer = (await self.reply()).header
+        except RemoteError as error:
+            answer = error
+        try:
+            await self.reply()
+        except RemoteError:
+            pass  # nothing was open to be completed, or it ends with the next Open
+        return answer
 
     async def send(self, prefix: bytes, *payload: Buffer) -> None:
         with self._exchange():
@@ -181,32 +255,36 @@ class BlockChannel:
         self._payload_left -= count
         return count
 
-    async def drain(self) -> None:
-        """Receive and forget everything that was asked for."""
+    async def discard_payload(self) -> None:
+        """Receive and forget the rest of the payload."""
         with self._exchange():
             await self._frames.discard(self._payload_left)
         self._payload_left = 0
+
+    async def drain(self) -> None:
+        """Receive and forget everything that was asked for."""
+        await self.discard_payload()
         while self._stream.outstanding:
             await self.reply()
-            with self._exchange():
-                await self._frames.discard(self._payload_left)
-            self._payload_left = 0
+            await self.discard_payload()
 
     async def release(self) -> None:
         """Give the connection back when its stream ended, else close it. Idempotent, never raises."""
         if self._released:
             return
         self._released = True
-        if self._stream.is_finished and not self._broken and not self._payload_left:
-            await self._pool.give_back(self.worker, self._frames)
-        else:
-            with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True):
+            if self._stream.is_finished and not self._broken and not self._payload_left:
+                await self._pool.give_back(self.worker, self._frames)
+            else:
                 await self._frames.aclose()
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
         """Bound an exchange with the worker and tell failures with what was being done."""
         timeout_s = self._pool.config.data_timeout_s
+        if self._broken:
+            raise ConnectionLost(f"Cannot {self._doing}: the stream to {self.worker} broke off before.")
         try:
             with trio.fail_after(timeout_s):
                 yield
@@ -221,6 +299,3 @@ class BlockChannel:
         except BaseException:
             self._broken = True
             raise
-
-
-__all__ = ["BlockChannel", "RemoteError", "WorkerKey", "WorkerPool"]

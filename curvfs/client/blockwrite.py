@@ -1,0 +1,386 @@
+"""Writing one block to all its replicas (specification 4.7, 4.12, 4.17).
+
+The client sends every replica the same bytes. A replica that fails is left behind and its worker avoided for a while;
+the block is committed with the ones that hold it all. Only when none is left does the write fail.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from curvfs.client.convert import storage_type, worker_address
+from curvfs.client.localfiles import LocalFile, Refused
+from curvfs.client.records import WorkerAddress
+from curvfs.client.session import Session, worker_key
+from curvfs.errors import (
+    CurvfsError,
+    LocalProtocolError,
+    NoAvailableWorker,
+    ProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+    from_os_error,
+)
+from curvfs.net.workers import BlockChannel
+from curvfs.wire.codes import RpcCode
+from curvfs.wire.messages import decode, encode, pb
+
+
+class Replica(abc.ABC):
+    """One worker's copy of a block that is being written. One task at a time."""
+
+    def __init__(self, session: Session, channel: BlockChannel, storage: int) -> None:
+        self._session = session
+        self._channel = channel
+        #: What the worker said it stores the block on; goes into the commit.
+        self.storage_type = storage
+
+    @property
+    def worker_id(self) -> int:
+        return self._channel.worker.worker_id
+
+    @abc.abstractmethod
+    async def write(self, view: memoryview, offset_bytes: int) -> None:
+        """Take bytes for that offset in the block."""
+
+    @abc.abstractmethod
+    async def settle(self) -> None:
+        """Wait until the worker has taken everything."""
+
+    async def complete(self, header: bytes) -> None:
+        """Publish the block on the worker and give the connection back. Raises RemoteError, TransportError."""
+        await self._channel.finish(header)
+        await self.drop()
+
+    async def cancel(self, header: bytes) -> None:
+        """Forget the block on the worker; never raises, and only for blocks that were never committed."""
+        try:
+            with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
+                await self._channel.cancel(header)
+        except CurvfsError:
+            pass  # the connection is dropped; the worker keeps the block until it is opened again or deleted
+        finally:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Let go of the connection; never raises."""
+        await self._channel.release()
+
+
+class RemoteReplica(Replica):
+    """Bytes go over the wire: Running frames of up to ``chunk_size_bytes``, ``window`` of them unanswered."""
+
+    def __init__(self, session: Session, channel: BlockChannel, storage: int, offset_bytes: int) -> None:
+        super().__init__(session, channel, storage)
+        self._position = offset_bytes
+
+    async def write(self, view: memoryview, offset_bytes: int) -> None:
+        chunk, window = self._session.config.chunk_size_bytes, self._session.config.window
+        while len(view):
+            while self._channel.outstanding >= window:
+                await self._channel.reply()
+            header = b""
+            if self._position != offset_bytes:
+                header = encode(pb.DataHeaderProto(offset=offset_bytes, flush=False, is_last=False))
+            piece = view[:chunk]
+            await self._channel.running(header, piece)
+            offset_bytes += len(piece)
+            self._position = offset_bytes
+            view = view[chunk:]
+            self._session.stats["bytes_written_remote"] += len(piece)
+
+    async def settle(self) -> None:
+        while self._channel.outstanding:
+            await self._channel.reply()
+
+
+class LocalReplica(Replica):
+    """Bytes go straight into the file that the worker named; no Running frames."""
+
+    def __init__(self, session: Session, channel: BlockChannel, storage: int, file: LocalFile) -> None:
+        super().__init__(session, channel, storage)
+        self._file: LocalFile | None = file
+
+    async def write(self, view: memoryview, offset_bytes: int) -> None:
+        await self._session.world.threads.run(self._pwrite, view, offset_bytes)
+        self._session.stats["bytes_written_local"] += len(view)
+
+    def _pwrite(self, view: memoryview, offset_bytes: int) -> None:
+        assert self._file is not None
+        try:
+            self._session.world.disk.pwrite_full(self._file.fd, view, offset_bytes)
+        except OSError as error:
+            raise from_os_error(error, doing="Cannot write the local file of a block") from error
+
+    async def settle(self) -> None:
+        pass
+
+    def lend(self) -> LocalFile:
+        """Hand the open file over to the caller, who closes it."""
+        file, self._file = self._file, None
+        assert file is not None
+        return file
+
+    async def drop(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._session.world.disk.close(file.fd)
+        await super().drop()
+
+
+def write_request(
+    session: Session,
+    block: pb.ExtendedBlockProto,
+    *,
+    length_bytes: int,
+    offset_bytes: int,
+    capacity_bytes: int,
+    short_circuit: bool = False,
+    chunk_size: int = 0,
+) -> bytes:
+    """BlockWriteRequest: in Open with the block's current length, in Complete and Cancel with its final one (3.5).
+
+    The block's pending resize, if any, goes along in all of them, as the Rust client does.
+    """
+    described = pb.ExtendedBlockProto()
+    described.CopyFrom(block)
+    described.block_size = length_bytes
+    return encode(
+        pb.BlockWriteRequest(
+            block=described,
+            off=offset_bytes,
+            block_size=capacity_bytes,
+            short_circuit=short_circuit,
+            client_name=session.client_name,
+            chunk_size=chunk_size,
+            component_info=session.component_info,
+        )
+    )
+
+
+async def open_replica(
+    session: Session,
+    worker: WorkerAddress,
+    block: pb.ExtendedBlockProto,
+    *,
+    offset_bytes: int,
+    capacity_bytes: int,
+    direct: bool = False,
+    local: bool = True,
+) -> Replica:
+    """Open a block for writing on one worker: as a local file where that can be trusted, else over the wire.
+
+    ``direct`` asks for a local file open with O_DIRECT, which only somebody who takes it over can use.
+
+    Raises RemoteError and TransportError.
+    """
+    reason = session.local.candidate(worker)
+    short_circuit = local and not reason
+    doing = f"write block {block.id}"
+    request = write_request(
+        session,
+        block,
+        length_bytes=block.block_size,
+        offset_bytes=offset_bytes,
+        capacity_bytes=capacity_bytes,
+        short_circuit=short_circuit,
+        chunk_size=session.config.chunk_size_bytes,
+    )
+    channel, header = await session.workers.open(worker_key(worker), RpcCode.WRITE_BLOCK, request, doing=doing)
+    try:
+        answer = decode(pb.BlockWriteResponse, header)
+        if answer.id != block.id or answer.block_size != capacity_bytes or answer.off != offset_bytes:
+            raise RemoteProtocolError(
+                f"Cannot {doing}: {channel.worker} opened block {answer.id} of {answer.block_size} bytes at "
+                f"{answer.off}; block {block.id} of {capacity_bytes} bytes at {offset_bytes} was asked for."
+            )
+        storage = int(storage_type(answer.storage_type))
+        if not answer.path:
+            if short_circuit:
+                session.local.count("not_granted")
+            return RemoteReplica(session, channel, storage, offset_bytes)
+        size_bytes = block.alloc_opts.len if block.HasField("alloc_opts") else block.block_size
+        try:
+            file = session.local.open(
+                answer.path, block.id, worker.worker_id, size_bytes=size_bytes, write=True, direct=direct
+            )
+        except Refused:
+            # The block stays in writing state: a fresh Open without short circuit takes over (4.12).
+            await channel.release()
+            return await open_replica(
+                session, worker, block, offset_bytes=offset_bytes, capacity_bytes=capacity_bytes, local=False
+            )
+        return LocalReplica(session, channel, storage, file)
+    except BaseException:
+        await channel.release()
+        raise
+
+
+class BlockWriter:
+    """One block being written on all its replicas. One task at a time.
+
+    ``length_bytes`` is its length so far, ``committed_bytes`` what the master knows of it. After a failure it can only
+    be abandoned: frames that were under way behind the one that failed have been written at the wrong place.
+    """
+
+    def __init__(
+        self, session: Session, block: pb.ExtendedBlockProto, capacity_bytes: int, replicas: list[Replica], new: bool
+    ) -> None:
+        self._session = session
+        self._block = block
+        self._capacity = capacity_bytes
+        self._replicas = replicas
+        self._position = 0
+        self._failure: CurvfsError | None = None
+        #: Never committed: it may be cancelled, and be committed with fewer replicas than it was opened on. (A
+        #: committed block's other replicas would go on serving the old bytes.)
+        self.new = new
+        self.length_bytes = block.block_size
+        self.committed_bytes = 0 if new else block.block_size
+
+    @classmethod
+    async def open(
+        cls,
+        session: Session,
+        located: pb.LocatedBlockProto,
+        *,
+        offset_bytes: int,
+        capacity_bytes: int,
+        new: bool,
+        direct: bool = False,
+    ) -> BlockWriter:
+        """Open every replica in ``located.locs``; those of a new block that refuse are left behind.
+
+        Raises RemoteError or TransportError: what the last one said.
+        """
+        replicas: list[Replica] = []
+        last: CurvfsError | None = None
+        try:
+            for worker in map(worker_address, located.locs):
+                try:
+                    replica = await open_replica(
+                        session,
+                        worker,
+                        located.block,
+                        offset_bytes=offset_bytes,
+                        capacity_bytes=capacity_bytes,
+                        direct=direct,
+                    )
+                    replicas.append(replica)
+                except (RemoteError, TransportError, ProtocolError) as error:
+                    session.exclude(worker.worker_id)
+                    session.stats["replica_failures"] += 1
+                    if not new:
+                        raise
+                    last = error
+            if not replicas:
+                raise last or NoAvailableWorker(f"Block {located.block.id} has no worker to be written to.")
+        except BaseException:
+            for replica in replicas:
+                await replica.drop()
+            raise
+        return cls(session, located.block, capacity_bytes, replicas, new)
+
+    @property
+    def local(self) -> LocalReplica | None:
+        """The one replica, when it is the only one and a local file."""
+        only = self._replicas[0] if len(self._replicas) == 1 else None
+        return only if isinstance(only, LocalReplica) else None
+
+    @property
+    def block_id(self) -> int:
+        return self._block.id
+
+    @property
+    def longer_than_committed(self) -> bool:
+        return self.length_bytes > self.committed_bytes
+
+    async def write(self, view: memoryview, offset_bytes: int) -> None:
+        """Write to every replica. Raises RemoteError, TransportError, or CurvfsError for a local disk that fails."""
+        end = offset_bytes + len(view)
+        if end > self._capacity:
+            raise LocalProtocolError(f"Block {self._block.id} cannot hold byte {end}: it has {self._capacity}.")
+        await self._everywhere(lambda replica: replica.write(view, offset_bytes))
+        self.wrote_to(end)
+
+    def wrote_to(self, end_bytes: int) -> None:
+        """Note that the block holds bytes up to here, written here or by somebody who had the file lent."""
+        self._position = end_bytes
+        self.length_bytes = max(self.length_bytes, end_bytes)
+
+    async def complete(self) -> pb.CommitBlockProto:
+        """Publish the block on its workers: the commit that the master must be told. The writer is done then."""
+        header = self._final()
+        await self._everywhere(lambda replica: replica.settle())
+        await self._everywhere(lambda replica: replica.complete(header))
+        return pb.CommitBlockProto(
+            block_id=self._block.id,
+            block_len=self.length_bytes,
+            locations=[
+                pb.BlockLocationProto(
+                    worker_id=replica.worker_id,
+                    storage_type=replica.storage_type,  # type: ignore[arg-type]
+                )
+                for replica in self._replicas
+            ],
+        )
+
+    async def abandon(self) -> None:
+        """Give up: cancel a block that was never committed, just let go of another one (4.7). Never raises."""
+        for replica in self._replicas:
+            await self._give_up(replica)
+
+    async def _give_up(self, replica: Replica) -> None:
+        if self.new:
+            await replica.cancel(self._final())
+        else:
+            await replica.drop()
+
+    def _final(self) -> bytes:
+        return write_request(
+            self._session,
+            self._block,
+            length_bytes=self.length_bytes,
+            offset_bytes=self._position,
+            capacity_bytes=self._capacity,
+        )
+
+    async def _everywhere(self, action: Callable[[Replica], Awaitable[None]]) -> None:
+        """Do something on every replica, at once; those of a new block that fail are left behind, unless all do."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if len(self._replicas) == 1:
+                await action(self._replicas[0])
+            else:
+                await self._at_once(action)
+        except CurvfsError as error:
+            self._failure = error
+            for replica in self._replicas:
+                self._session.exclude(replica.worker_id)
+            raise
+
+    async def _at_once(self, action: Callable[[Replica], Awaitable[None]]) -> None:
+        failures: dict[int, CurvfsError] = {}
+
+        async def one(replica: Replica) -> None:
+            try:
+                await action(replica)
+            except CurvfsError as error:
+                failures[replica.worker_id] = error
+
+        async with trio.open_nursery() as nursery:
+            for replica in self._replicas:
+                nursery.start_soon(one, replica)
+        failed = [replica for replica in self._replicas if replica.worker_id in failures]
+        if failed and (not self.new or len(failed) == len(self._replicas)):
+            raise failures[failed[0].worker_id]
+        for replica in failed:
+            self._session.exclude(replica.worker_id)
+            self._session.stats["replica_failures"] += 1
+            await self._give_up(replica)
+            self._replicas.remove(replica)

@@ -1,0 +1,176 @@
+"""Between wire messages and the records we hand out. Numbers that nobody knows read as the servers read them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TypeVar
+
+from curvfs.client.paths import name_of
+from curvfs.client.records import (
+    BlockLocation,
+    FileKind,
+    FileLock,
+    FileStatus,
+    FilesystemInfo,
+    Located,
+    LockKind,
+    MountPoint,
+    StorageState,
+    StorageType,
+    TtlAction,
+    WorkerAddress,
+    WorkerInfo,
+)
+from curvfs.errors import RemoteProtocolError
+from curvfs.wire.messages import pb
+
+E = TypeVar("E", bound=enum.IntEnum)
+
+#: Names that servers and the Rust mount keep for themselves (specification 4.14).
+_RDEV_XATTR = "curvine.rdev"
+_INTERNAL_XATTRS = frozenset((_RDEV_XATTR, "curvine.i_flags"))
+_U32 = struct.Struct("<I")
+
+
+def _enum(cls: type[E], number: int, unknown: E) -> E:
+    try:
+        return cls(number)
+    except ValueError:
+        return unknown
+
+
+def storage_type(number: int) -> StorageType:
+    return _enum(StorageType, number, StorageType.DISK)
+
+
+def file_status(status: pb.FileStatusProto, path: str) -> FileStatus:
+    """``path`` is the caller's name for the inode; the server's is below the URL's root."""
+    kind = FileKind.DIRECTORY if status.is_dir else _enum(FileKind, status.file_type, FileKind.FILE)
+    xattrs = dict(status.x_attr)
+    rdev = xattrs.get(_RDEV_XATTR, b"")
+    policy = status.storage_policy
+    return FileStatus(
+        id=status.id,
+        path=path,
+        name=name_of(path),
+        kind=kind,
+        length_bytes=0 if status.is_dir else status.len,
+        mode=status.mode & 0o7777,
+        owner=status.owner,
+        group=status.group,
+        mtime_ms=status.mtime,
+        atime_ms=status.atime,
+        ctime_ms=status.ctime if status.HasField("ctime") else status.mtime,
+        nlink=status.nlink,
+        block_size_bytes=status.block_size,
+        replicas=status.replicas,
+        is_complete=status.is_complete,
+        xattrs={
+            name: value for name, value in xattrs.items() if not name.startswith("\0") and name not in _INTERNAL_XATTRS
+        },
+        symlink_target=status.target if status.HasField("target") else None,
+        children=status.children_num,
+        storage_type=storage_type(policy.storage_type),
+        storage_state=_enum(StorageState, policy.state, StorageState.CURVINE),
+        ttl_ms=policy.ttl_ms,
+        ttl_action=_enum(TtlAction, policy.ttl_action, TtlAction.NONE),
+        device=_U32.unpack(rdev)[0] if len(rdev) == _U32.size else 0,
+    )
+
+
+def worker_address(address: pb.WorkerAddressProto) -> WorkerAddress:
+    return WorkerAddress(address.worker_id, address.hostname, address.ip_addr or address.hostname, address.rpc_port)
+
+
+def located(answer: pb.FileBlocksProto, path: str) -> Located:
+    """Blocks with their offsets: block lengths accumulated (4.11). Raises RemoteProtocolError on a negative one."""
+    blocks = []
+    offset = 0
+    for entry in answer.block_locs:
+        block = entry.block
+        if block.block_size < 0:
+            raise RemoteProtocolError(f"The master gives block {block.id} of {path} a length of {block.block_size}.")
+        pending = block.HasField("alloc_opts")
+        blocks.append(
+            BlockLocation(
+                block_id=block.id,
+                file_offset_bytes=offset,
+                length_bytes=block.block_size,
+                workers=tuple(map(worker_address, entry.locs)),
+                storage_type=storage_type(block.storage_type),
+                is_hole=pending and not entry.locs,
+                is_resized=pending and bool(entry.locs),
+            )
+        )
+        offset += block.block_size
+    return Located(file_status(answer.status, path), tuple(blocks))
+
+
+def filesystem_info(answer: pb.GetFilesystemInfoResponse) -> FilesystemInfo:
+    """Live capacity where the server tells it (4.18)."""
+    workers = tuple(
+        WorkerInfo(
+            worker_address(worker.address),
+            state,
+            worker.capacity,
+            worker.available,
+            worker.fs_used,
+            worker.software_version,
+        )
+        for state, group in (
+            ("live", answer.live_workers),
+            ("blacklisted", answer.blacklist_workers),
+            ("decommissioned", answer.decommission_workers),
+            ("lost", answer.lost_workers),
+        )
+        for worker in group
+    )
+    has = answer.HasField
+    return FilesystemInfo(
+        capacity_bytes=answer.allocatable_capacity if has("allocatable_capacity") else answer.capacity,
+        available_bytes=answer.allocatable_available if has("allocatable_available") else answer.available,
+        used_bytes=answer.fs_used,
+        files=answer.inode_file_num,
+        directories=answer.inode_dir_num,
+        blocks=answer.block_num,
+        active_master=answer.active_master,
+        workers=workers,
+        server_version=answer.compatibility.server.release_version if has("compatibility") else "",
+    )
+
+
+def lock_to_wire(lock: FileLock, client_id: str) -> pb.FileLockProto:
+    return pb.FileLockProto(
+        client_id=client_id,
+        owner_id=lock.owner_id,
+        pid=lock.pid,
+        acquire_time=0,
+        lock_type=int(lock.kind),  # type: ignore[arg-type]
+        lock_flags=int(lock.flock),  # type: ignore[arg-type]
+        start=lock.start,
+        end=lock.end,
+    )
+
+
+def lock_from_wire(lock: pb.FileLockProto) -> FileLock:
+    return FileLock(
+        kind=_enum(LockKind, lock.lock_type, LockKind.READ),
+        owner_id=lock.owner_id,
+        pid=lock.pid,
+        start=lock.start,
+        end=lock.end,
+        flock=bool(lock.lock_flags),
+        client_id=lock.client_id,
+        acquired_ms=lock.acquire_time,
+    )
+
+
+def mount_point(info: pb.MountInfoProto) -> MountPoint:
+    """``path`` is a full path of the Curvine namespace. Read-only is the declared default (3.6)."""
+    return MountPoint(
+        path=info.cv_path,
+        ufs_path=info.ufs_path,
+        cache_mode=info.write_type == pb.WRITE_TYPE_PROTO_CACHE_MODE,
+        read_only=info.access_mode == pb.ACCESS_MODE_PROTO_READ_ONLY,
+    )

@@ -1,0 +1,70 @@
+"""What one connected client shares: settings, world, connections, counters and its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+import curvfs
+from curvfs.client.localfiles import LocalFiles
+from curvfs.client.records import WorkerAddress
+from curvfs.config import ClientConfig
+from curvfs.net.cluster import MasterCluster
+from curvfs.net.workers import WorkerKey, WorkerPool
+from curvfs.wire.messages import pb
+from curvfs.world import World
+
+#: A worker that failed a write is not asked for again for this long (failed_worker_ttl, specification 5.4).
+_EXCLUDED_S = 600.0
+
+
+class Session:
+    """Connections run in ``nursery`` until :meth:`aclose`."""
+
+    def __init__(self, config: ClientConfig, world: World, nursery: trio.Nursery) -> None:
+        self.config = config
+        self.world = world
+        self.nursery = nursery
+        self.stats: Counter[str] = Counter()
+        self.hostname = config.hostname or world.net.hostname()
+        self.client_name = config.client_name or world.random.uuid()
+        self.masters = MasterCluster(config, world, nursery, self.stats)
+        self.workers = WorkerPool(config, world, self.stats)
+        self.local = LocalFiles(config, world, self.stats, self.hostname)
+        self.component_info = pb.ComponentInfoProto(
+            component="client",
+            release_version=config.release_version or curvfs.__version__,
+            protocol_version=1,
+            min_protocol_version=1,
+        )
+        self.client_address = pb.ClientAddressProto(
+            client_name=self.client_name, hostname=self.hostname, ip_addr=self.hostname, port=0
+        )
+        #: Whether the server applies set_attr_opts of a closing CompleteFile; only one that says so is believed (8.4).
+        self.knows_set_attr_on_close = False
+        self._excluded_until_s: dict[int, float] = {}
+
+    def exclude(self, worker_id: int) -> None:
+        """Remember that a worker failed a write."""
+        self._excluded_until_s[worker_id] = self.world.clock.monotonic_s() + _EXCLUDED_S
+
+    def excluded(self) -> list[int]:
+        """Workers that a new block should not go to."""
+        now_s = self.world.clock.monotonic_s()
+        self._excluded_until_s = {key: until_s for key, until_s in self._excluded_until_s.items() if until_s > now_s}
+        return sorted(self._excluded_until_s)
+
+    def forgive(self) -> None:
+        """Ask all workers again: without those that failed there are none."""
+        self._excluded_until_s.clear()
+
+    async def aclose(self) -> None:
+        """Close all connections; never raises."""
+        self.masters.close()
+        await self.workers.aclose()
+
+
+def worker_key(worker: WorkerAddress) -> WorkerKey:
+    """Where the connections to a worker go: its address may be a DNS name, its identity is its id."""
+    return WorkerKey(worker.worker_id, worker.address, worker.port)
