@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
-import trio.testing
 
 from curvfs.world import Clock, Random
 
@@ -151,8 +150,6 @@ class Universe:
         self.trace = Trace()
         self.faults = Faults(random=self.rng("faults"))
         self.processes: list[SimProcess] = []
-        self._elapsed_s = 0.0
-        self._owed_s: float | None = None
         self._base_s: float | None = None
 
     def rng(self, name: str) -> Random:
@@ -160,48 +157,23 @@ class Universe:
         return Random(f"{self.seed}/{name}")
 
     def now_s(self) -> float:
-        """Seconds since the run began. Inside :meth:`owing`, what the blocking calls took counts already."""
-        blocked_s = self._elapsed_s + (self._owed_s or 0.0)
+        """Seconds since the run began."""
         try:
             current_s = trio.current_time()
         except RuntimeError:  # before the run begins, or after its end
-            return blocked_s
+            return 0.0
         if self._base_s is None:
             self._base_s = current_s
-        return current_s - self._base_s + blocked_s
-
-    def spend(self, duration_s: float) -> None:
-        """Let time pass in blocking code: owed by the worker thread around it if there is one; else everything
-        stands still meanwhile, as it does when a program blocks its event loop."""
-        if self._owed_s is not None:
-            self._owed_s += duration_s
-            return
-        try:
-            clock = trio.lowlevel.current_clock()
-        except RuntimeError:
-            clock = None
-        if isinstance(clock, trio.testing.MockClock):
-            clock.jump(duration_s)
-        else:
-            self._elapsed_s += duration_s
-
-    def owing(self, function: Callable[[], object]) -> tuple[object, BaseException | None, float]:
-        """Call a blocking function as a worker thread would. Returns its result, its error and the seconds it took,
-        which the caller has to sleep."""
-        outer, self._owed_s = self._owed_s, 0.0
-        result: object = None
-        error: BaseException | None = None
-        try:
-            result = function()
-        except BaseException as caught:
-            error = caught
-        finally:
-            owed_s, self._owed_s = self._owed_s, outer
-        return result, error, owed_s
+        return current_s - self._base_s
 
 
 class SimProcess:
-    """A process of a machine: what goes when it is killed registers with :attr:`on_death`."""
+    """A process of a machine: what goes when it is killed registers with :attr:`on_death`.
+
+    Blocking calls take time in one of two ways. In a worker thread (:meth:`in_thread`) the time is owed by the thread
+    alone. On the event loop the whole process stands still: all its tasks, at their next call into the world, wait
+    until :attr:`busy_until_s`.
+    """
 
     def __init__(self, universe: Universe, machine: str) -> None:
         self.universe = universe
@@ -212,6 +184,8 @@ class SimProcess:
         self.kill_at_call: int | None = None
         self.on_death: list[Callable[[bool], None]] = []
         self.scopes: list[trio.CancelScope] = []
+        self.busy_until_s = 0.0
+        self._owed_s: float | None = None
         universe.processes.append(self)
 
     def __repr__(self) -> str:
@@ -235,6 +209,38 @@ class SimProcess:
         if not self.alive:
             raise ProcessKilled
 
+    async def turn(self) -> None:
+        """A checkpoint, and until the process is not blocked any more."""
+        await trio.lowlevel.checkpoint()
+        self.check_alive()
+        while (wait_s := self.busy_until_s - self.universe.now_s()) > 0:
+            await trio.sleep_until(trio.current_time() + wait_s)
+            self.check_alive()
+
+    def now_s(self) -> float:
+        """Seconds since the run began, as this process sees them: what its blocking calls take has passed."""
+        return max(self.universe.now_s(), self.busy_until_s) + (self._owed_s or 0.0)
+
+    def spend(self, duration_s: float) -> None:
+        """Let time pass in blocking code."""
+        if self._owed_s is not None:
+            self._owed_s += duration_s
+        else:
+            self.busy_until_s = self.now_s() + duration_s
+
+    def in_thread(self, function: Callable[[], object]) -> tuple[object, BaseException | None, float]:
+        """Call a blocking function as a worker thread would. Returns its result, its error and the seconds it took."""
+        outer, self._owed_s = self._owed_s, 0.0
+        result: object = None
+        error: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as caught:
+            error = caught
+        finally:
+            owed_s, self._owed_s = self._owed_s, outer
+        return result, error, owed_s
+
     def die(self, *, silently: bool) -> None:
         """End at once; ``silently`` when the whole machine went and no kernel is left to tell the peers."""
         if not self.alive:
@@ -250,21 +256,21 @@ class SimProcess:
 class SimClock(Clock):
     """trio's clock, and a wall clock per machine that steps when told to."""
 
-    def __init__(self, universe: Universe, offsets_ms: dict[str, int], machine: str) -> None:
-        self._universe = universe
+    def __init__(self, process: SimProcess, offsets_ms: dict[str, int]) -> None:
+        self._process = process
         self._offsets_ms = offsets_ms
-        self._machine = machine
 
     def monotonic_s(self) -> float:
-        return self._universe.now_s()
+        return self._process.now_s()
 
     def time_ms(self) -> int:
-        return EPOCH_MS + int(self._universe.now_s() * 1000) + self._offsets_ms.get(self._machine, 0)
+        return EPOCH_MS + int(self._process.now_s() * 1000) + self._offsets_ms.get(self._process.machine, 0)
 
     def step(self, step_s: float) -> None:
         """Move this machine's wall clock by ``step_s`` (back if negative). The monotonic clock does not notice."""
-        self._offsets_ms[self._machine] = self._offsets_ms.get(self._machine, 0) + round(step_s * 1000)
-        self._universe.trace.add(f"{self._universe.now_s():.9f} {self._machine} clock steps {step_s}")
+        machine = self._process.machine
+        self._offsets_ms[machine] = self._offsets_ms.get(machine, 0) + round(step_s * 1000)
+        self._process.note(f"wall clock steps by {step_s} s")
 
     def block(self, duration_s: float) -> None:
-        self._universe.spend(duration_s)
+        self._process.spend(duration_s)

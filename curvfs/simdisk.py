@@ -132,14 +132,14 @@ class SimDisk(Disk):
 
     def _now_ns(self) -> int:
         offset_ms = self._machine.offsets_ms.get(self._process.machine, 0)
-        return (EPOCH_MS + offset_ms) * 1_000_000 + int(self._process.universe.now_s() * 1e9)
+        return (EPOCH_MS + offset_ms) * 1_000_000 + int(self._process.now_s() * 1e9)
 
     def _enter(self, call: str, path: str, detail: str = "") -> None:
         """Every call begins here: trace, death, planned errors, slowness."""
         self._process.enter(call, f"{path} {detail}" if detail else path)
         number = self._faults.planned_error(call, path)
         if self._strikes("slow_disk", self._faults.slow_disk):
-            self._process.universe.spend(self._random.uniform(0, self._faults.slow_disk_s))
+            self._process.spend(self._random.uniform(0, self._faults.slow_disk_s))
         if number:
             raise fail(number, path)
 

@@ -117,8 +117,7 @@ class SimStream(Stream):
         views = [bytes_of(buffer) for buffer in buffers]
         size_bytes = sum(map(len, views))
         self._process.enter("send", f"{size_bytes} to {self.peer}")
-        await trio.lowlevel.checkpoint()
-        self._process.check_alive()
+        await self._process.turn()
         self._maybe_fault(size_bytes)
         with self._one("_sending"):
             for view in views:
@@ -127,8 +126,7 @@ class SimStream(Stream):
 
     async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
         self._process.enter("send_file", f"{count_bytes} to {self.peer}")
-        await trio.lowlevel.checkpoint()
-        self._process.check_alive()
+        await self._process.turn()
         self._maybe_fault(count_bytes)
         with self._one("_sending"):
             while count_bytes:
@@ -146,8 +144,7 @@ class SimStream(Stream):
 
     async def recv_into(self, buffer: memoryview) -> int:
         self._process.enter("recv", f"{buffer.nbytes} from {self.peer}")
-        await trio.lowlevel.checkpoint()
-        self._process.check_alive()
+        await self._process.turn()
         with self._one("_receiving"):
             count = await self._recv(bytes_of(buffer)) if buffer.nbytes else 0
         self._process.note(f"received {count} from {self.peer}")
@@ -336,7 +333,7 @@ class SimListener(Listener):
 
     async def accept(self) -> Stream:
         self._process.enter("accept", str(self.port))
-        await trio.lowlevel.checkpoint()
+        await self._process.turn()
         while True:
             self._process.check_alive()
             if self.closed:
@@ -440,7 +437,7 @@ class SimNetwork(Network):
 
     async def connect(self, host: str, port: int) -> Stream:
         self._process.enter("connect", f"{host}:{port}")
-        await trio.lowlevel.checkpoint()
+        await self._process.turn()
         check_connect_port(host, port)
         target = self._internet.machines.get(self.machine.name if host in _LOCAL_NAMES else host)
         if target is None:
@@ -494,7 +491,7 @@ class SimNetwork(Network):
 
     async def listen(self, host: str, port: int) -> Listener:
         self._process.enter("listen", f"{host}:{port}")
-        await trio.lowlevel.checkpoint()
+        await self._process.turn()
         check_listen_port(host, port)
         if host not in (*_LOCAL_NAMES, *_ANY_NAMES, self.machine.name):
             raise cannot_listen(host, port, "Cannot assign requested address", errno.EADDRNOTAVAIL)

@@ -60,31 +60,35 @@ class SimThreads(Threads):
     async def run(self, function: Callable[[*Ts], T], *args: *Ts, abandon_on_cancel: bool = False) -> T:
         """As in life the call cannot be cancelled once it has begun; abandoned, it still runs to its end."""
         self._process.enter("thread", getattr(function, "__qualname__", ""))
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._process.turn()
         ran = False
         try:
             with trio.CancelScope(shield=not abandon_on_cancel):
                 await trio.sleep_until(trio.current_time() + self._random.uniform(0, 5e-5))
                 self._process.check_alive()
                 ran = True
-                result, error, owed_s = self._process.universe.owing(lambda: function(*args))
+                result, error, owed_s = self._process.in_thread(lambda: function(*args))
                 await trio.sleep_until(trio.current_time() + owed_s)
                 self._process.check_alive()
         except trio.Cancelled:
             if not ran and self._process.alive:
-                self._process.universe.owing(lambda: function(*args))
+                self._process.in_thread(lambda: function(*args))
             raise
-        if error is not None:
-            raise error
+        _raise(error)
         return cast(T, result)
 
     def start(self, function: Callable[[], None], *, name: str) -> ThreadHandle:
         self._process.enter("start", name)
-        function()
+        _raise(self._process.in_thread(function)[1])
         return _EndedThread()
 
     def pool(self, size: int, *, name: str) -> ThreadPool:
         return _InlinePool(self._process)
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 class _EndedThread:
@@ -104,7 +108,7 @@ class _InlinePool(ThreadPool):
         if self._closed:
             raise CurvfsError("The thread pool is closed; no more work is taken.")
         self._process.enter("job")
-        job()
+        _raise(self._process.in_thread(job)[1])
 
     def close(self, timeout_s: float | None = None) -> bool:
         self._closed = True
@@ -211,7 +215,7 @@ def _process_world(shared: _Shared, machine: str) -> SimWorld:
         shared.internet.power(machine, on=True)
     disk = SimDisk(process, shared.disks[machine])
     return SimWorld(
-        clock=SimClock(shared.universe, shared.offsets_ms, machine),
+        clock=SimClock(process, shared.offsets_ms),
         random=shared.universe.rng(f"process/{process!r}"),
         net=SimNetwork(process, disk, shared.internet, shared.internet.machines[machine]),
         disk=disk,

@@ -191,9 +191,15 @@ def test_a_slow_disk_delays_its_thread_and_nobody_else() -> None:
         took_s = world.clock.monotonic_s()
         assert 1 < took_s < 101
         assert ticks == pytest.approx(took_s * 10, abs=2)
-        world.disk.mkdir("/b")  # on the event loop: everything stands still
+        other = world.host("server")
+        world.disk.mkdir("/b")  # on the event loop: the whole process stands still, and no other one
         assert world.clock.monotonic_s() > took_s
+        assert other.clock.monotonic_s() == pytest.approx(took_s)
         assert world.faults.fired["slow_disk"] == 2
+        stopped_s = world.clock.monotonic_s()
+        with pytest.raises(ConnectFailed):
+            await world.net.connect("server", 1)
+        assert other.clock.monotonic_s() >= stopped_s
 
     run(main, seed=3)
 
