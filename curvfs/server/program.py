@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -21,6 +22,11 @@ from curvfs.world import World
 #: A server that was told to stop and hangs on a dead disk ends all the same.
 _STOP_TIMEOUT_S = 15.0
 
+#: Exit code of ``python -m curvfs.server`` when another server has the directory.
+EXIT_BUSY = 75
+#: Begins the line on stderr that says why it ended.
+ERROR_PREFIX = "curvfs.server: "
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``python -m curvfs.server``; returns the exit code. Failures are one sentence on stderr."""
@@ -32,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hostname", help="name of the worker; default: this machine's")
     parser.add_argument("--capacity", help="what blocks may take at most, such as 100GB; default: the file system")
     parser.add_argument("--stop-when-unused", action="store_true", help="stop when no process is attached any more")
+    parser.add_argument("--any-free-port", action="store_true", help="take another port where one is taken")
     found = parser.parse_args(arguments)
     try:
         serve(
@@ -42,10 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hostname=found.hostname,
             capacity=found.capacity,
             stop_when_unused=found.stop_when_unused,
+            any_free_port=found.any_free_port,
         )
     except CurvfsError as error:
-        print(f"curvfs.server: {error}", file=sys.stderr)
-        return error.exit_code
+        _say(f"{ERROR_PREFIX}{error}")
+        return EXIT_BUSY if error.errno_ == errno.EBUSY else error.exit_code
     return 0
 
 
@@ -58,6 +66,7 @@ def serve(
     hostname: str | None = None,
     capacity: str | None = None,
     stop_when_unused: bool = False,
+    any_free_port: bool = False,
     world: World | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Prints the URL as the only line on stdout once clients may come."""
@@ -71,6 +80,10 @@ def serve(
             "the Curvine protocol has no authentication."
         )
     os.umask(0o077)
+    if stop_when_unused:
+        # Nobody watches this process: it must not keep the directory that it was started in from being unmounted.
+        directory = os.path.realpath(directory)
+        os.chdir("/")
     world = world or World.real()
 
     async def until_stopped() -> None:
@@ -84,6 +97,7 @@ def serve(
                 hostname=hostname,
                 capacity_bytes=capacity_bytes,
                 stop_when_unused=stop_when_unused,
+                any_free_port=any_free_port,
                 log=_say,
                 world=world,
                 task_status=_ReadyLine(),
@@ -109,7 +123,7 @@ async def _cancel_on_signal(scope: trio.CancelScope, world: World) -> None:
 
 def _end_anyway(world: World) -> None:
     world.clock.block(_STOP_TIMEOUT_S)
-    _say(f"curvfs.server: did not stop within {_STOP_TIMEOUT_S:.0f} s, so something hangs; ending now.")
+    _say(f"{ERROR_PREFIX}did not stop within {_STOP_TIMEOUT_S:.0f} s, so something hangs; ending now.")
     os._exit(1)
 
 

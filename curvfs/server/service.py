@@ -76,7 +76,7 @@ class Directory:
 
     @classmethod
     def at(cls, path: str) -> Directory:
-        return cls(os.path.abspath(path))
+        return cls(os.path.realpath(path))
 
     @property
     def database(self) -> str:
@@ -138,6 +138,7 @@ async def run_server(
     hostname: str | None = None,
     capacity_bytes: int | None = None,
     stop_when_unused: bool = False,
+    any_free_port: bool = False,
     behaviour: Behaviour = HEAD,
     open_metadata: Callable[[str], MetaStore] = SqliteMetaStore,
     log: Callable[[str], None] = lambda _: None,
@@ -167,7 +168,7 @@ async def run_server(
                     f"{error.filename or place.data} cannot be used: {os.strerror(error.errno or 0)}.",
                     errno_=error.errno,
                 ) from error
-            async with _listening(world, host, master_port, worker_port) as (for_master, for_worker):
+            async with _listening(world, host, master_port, worker_port, any_free_port) as (for_master, for_worker):
                 hostname = hostname or world.net.hostname()
                 reached = hostname if host in _WILDCARD else host
                 node = WorkerNode(version, hostname, reached, for_worker.port, blocks, world.clock.time_ms())
@@ -242,7 +243,7 @@ def _metadata(place: Directory, open_metadata: Callable[[str], MetaStore], world
 
 @asynccontextmanager
 async def _listening(
-    world: World, host: str, master_port: int, worker_port: int
+    world: World, host: str, master_port: int, worker_port: int, any_free_port: bool
 ) -> AsyncIterator[tuple[Listener, Listener]]:
     listeners: list[Listener] = []
     try:
@@ -252,6 +253,9 @@ async def _listening(
             except EnvironmentError_ as error:
                 if error.errno_ != errno.EADDRINUSE:
                     raise
+                if any_free_port:
+                    listeners.append(await world.net.listen(host, 0))
+                    continue
                 raise EnvironmentError_(
                     f"Port {port} on {host} is taken by another program; choose another with {option}.",
                     errno_=error.errno_,
