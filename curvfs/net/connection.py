@@ -100,12 +100,16 @@ class MasterConnection:
     async def post(self, code: int, header: bytes, req_id: int) -> PendingCall:
         """Send a request without waiting for its answer; waits only for room among the calls in flight.
 
-        Raises ConnectionLost when the connection is closed already: the request was not sent.
+        A request id that is still unanswered here is not sent again: its answer is waited for once more. Raises
+        ConnectionLost when the connection is closed already: the request was not sent.
         """
         while not self._closed and len(self._pending) >= MAX_OUTSTANDING:
             await self._room.park()
         if self._closed:
             raise ConnectionLost(f"The connection to the master {self.peer} is closed.")
+        known = self._pending.get(req_id)
+        if known is not None:
+            return known  # an earlier attempt of the same call is still under way here, and comes first
         self._outbox.append(self._calls.request(code, header, req_id=req_id))
         call = self._pending[req_id] = PendingCall()
         self._to_send.unpark()
