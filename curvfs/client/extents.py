@@ -35,7 +35,7 @@ class ReadExtents:
         self._session = session
         self._reader = reader
         self._extents = extents
-        self._closed = False
+        self._descriptors = [extent.fd for extent in extents if isinstance(extent, LocalExtent)]
 
     @property
     def status(self) -> FileStatus:
@@ -61,12 +61,18 @@ class ReadExtents:
 
     async def aclose(self) -> None:
         """Close the descriptors; idempotent, never raises. Nobody may be using them any more."""
-        if not self._closed:
-            self._closed = True
-            for extent in self._extents:
-                if isinstance(extent, LocalExtent):
-                    self._session.world.disk.close(extent.fd)
-            await self._reader.aclose()
+        self.close_descriptors()
+        await self._reader.aclose()
+
+    def close_descriptors(self) -> None:
+        """The part of :meth:`aclose` that needs no trio thread; idempotent, from any thread."""
+        while self._descriptors:
+            self._session.world.disk.close(self._descriptors.pop())
+
+    @property
+    def closed(self) -> bool:
+        """Nothing is open any more."""
+        return not self._descriptors and self._reader.idle
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,7 +236,7 @@ class WriteExtent:
         if not answer.result:
             raise CurvfsError(f"The master did not complete {self._full_path}; try again.")
         self._ended = True
-        self._close_local()
+        self.close_descriptor()
         return dataclasses.replace(self._status, length_bytes=self._size, is_complete=True)
 
     def _check_whole(self) -> None:
@@ -255,16 +261,17 @@ class WriteExtent:
         with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
             if self._writer is not None and self._commit is None:
                 await self._writer.abandon()
-            self._close_local()
+            self.close_descriptor()
             try:
                 status = await self._calls.status_or_none(self._full_path)
                 if status is not None and status.id == self._status.id:
                     await self._calls.delete(self._full_path, recursive=False)
             except CurvfsError:
                 self._session.stats["aborts_unfinished"] += 1
-        self._close_local()
+        self.close_descriptor()
 
-    def _close_local(self) -> None:
+    def close_descriptor(self) -> None:
+        """The part of :meth:`abort` that needs no trio thread; idempotent."""
         local, self._local = self._local, None
         if local is not None:
             self._session.world.disk.close(local.fd)

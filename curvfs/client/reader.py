@@ -75,6 +75,11 @@ class FileReader:
     def located(self) -> Located:
         return self._located
 
+    @property
+    def idle(self) -> bool:
+        """No file and no stream is open (a reader opens blocks when they are read)."""
+        return not self._local and not self._remote
+
     async def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         """Fill ``buffer`` from ``offset_bytes`` on; returns the bytes read, less than asked only at end of file.
 

@@ -2,151 +2,289 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar, TypeVarTuple
+import atexit
+import builtins
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar, TypeVarTuple
 
-from curvfs.client.filesystem import CurvineFileSystem
-from curvfs.client.records import Extent, FileStatus, FilesystemInfo, LocalExtent, Located, TtlAction
-from curvfs.config import ClientConfig
+import trio
+
+from curvfs.client.extents import ReadExtents, WriteExtent
+from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
+from curvfs.client.portal import Portal as _Portal
+from curvfs.client.reader import FileReader
+from curvfs.client.records import (
+    Extent,
+    FileLock,
+    FileStatus,
+    FilesystemInfo,
+    LocalExtent,
+    Located,
+    MountPoint,
+    TtlAction,
+)
+from curvfs.client.writer import FileWriter
+from curvfs.config import ClientConfig, resolve_config
 from curvfs.errors import CurvfsError
 from curvfs.world import Buffer, World
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-
-class Portal(Protocol):
-    """The way into the trio thread, from any plain thread."""
-
-    def run(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts, timeout_s: float | None = None) -> T:
-        """Run an async function there and wait for its result. Raises CurvfsError after fork, after close, when the
-        thread died, and DeadlineExceeded after ``timeout_s``."""
-        ...
+#: The way into the trio thread of a SyncFileSystem: ``portal.run(async_function, *args)``.
+Portal = _Portal[CurvineFileSystem]
 
 
-class SyncFileReader(Protocol):
-    @property
-    def status(self) -> FileStatus: ...
+class SyncFileReader:
+    """:class:`~curvfs.client.reader.FileReader`, blocking. A context manager."""
+
+    def __init__(self, portal: Portal, reader: FileReader) -> None:
+        self._portal = portal
+        self._reader = reader
 
     @property
-    def length_bytes(self) -> int: ...
-
-    def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int: ...
-
-    def read_at(self, offset_bytes: int, length_bytes: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class SyncFileWriter(Protocol):
-    @property
-    def status(self) -> FileStatus: ...
+    def status(self) -> FileStatus:
+        return self._reader.status
 
     @property
-    def position(self) -> int: ...
+    def length_bytes(self) -> int:
+        return self._reader.length_bytes
+
+    def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        return self._portal.run(self._reader.readinto, buffer, offset_bytes)
+
+    def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
+        return self._portal.run(self._reader.read_at, offset_bytes, length_bytes)
+
+    def close(self) -> None:
+        self._portal.run(self._reader.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SyncFileWriter:
+    """:class:`~curvfs.client.writer.FileWriter`, blocking. A context manager: a clean exit closes, an error aborts."""
+
+    def __init__(self, portal: Portal, writer: FileWriter) -> None:
+        self._portal = portal
+        self._writer = writer
 
     @property
-    def length_bytes(self) -> int: ...
-
-    def write(self, buffer: Buffer) -> int: ...
-
-    def write_at(self, buffer: Buffer, offset_bytes: int) -> int: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class SyncReadExtents(Protocol):
-    @property
-    def status(self) -> FileStatus: ...
+    def status(self) -> FileStatus:
+        return self._writer.status
 
     @property
-    def extents(self) -> tuple[Extent, ...]: ...
+    def path(self) -> str:
+        return self._writer.path
 
     @property
-    def is_local(self) -> bool: ...
-
-    def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class SyncWriteExtent(Protocol):
-    @property
-    def status(self) -> FileStatus: ...
+    def position(self) -> int:
+        return self._writer.position
 
     @property
-    def path(self) -> str: ...
+    def length_bytes(self) -> int:
+        return self._writer.length_bytes
+
+    def write(self, buffer: Buffer) -> int:
+        return self._portal.run(self._writer.write, buffer)
+
+    def write_at(self, buffer: Buffer, offset_bytes: int) -> int:
+        return self._portal.run(self._writer.write_at, buffer, offset_bytes)
+
+    def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
+        return self._portal.run(self._writer.read_at, offset_bytes, length_bytes)
+
+    def truncate(self, length_bytes: int) -> None:
+        self._portal.run(self._writer.truncate, length_bytes)
+
+    def flush(self) -> None:
+        self._portal.run(self._writer.flush)
+
+    def close(self, *, mtime_ms: int | None = None, atime_ms: int | None = None) -> None:
+        self._portal.run(partial(self._writer.close, mtime_ms=mtime_ms, atime_ms=atime_ms))
+
+    def abort(self) -> None:
+        self._portal.run(self._writer.abort)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._portal.run(self._writer.__aexit__, kind, error, traceback)
+
+
+class SyncReadExtents:
+    """:class:`~curvfs.client.extents.ReadExtents`, blocking where it calls. A context manager."""
+
+    def __init__(self, portal: Portal, extents: ReadExtents) -> None:
+        self._portal = portal
+        self._extents = extents
 
     @property
-    def size_bytes(self) -> int: ...
+    def status(self) -> FileStatus:
+        return self._extents.status
 
     @property
-    def local(self) -> LocalExtent | None: ...
+    def length_bytes(self) -> int:
+        return self._extents.length_bytes
 
     @property
-    def remote_reason(self) -> str: ...
-
-    def write(self, buffer: Buffer, offset_bytes: int) -> None: ...
-
-    def commit(self) -> FileStatus: ...
-
-    def abort(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class SyncFileSystem(Protocol):
-    """Blocking face of :class:`CurvineFileSystem`; callable from any number of plain threads. A context manager."""
+    def extents(self) -> tuple[Extent, ...]:
+        return self._extents.extents
 
     @property
-    def portal(self) -> Portal: ...
+    def is_local(self) -> bool:
+        return self._extents.is_local
+
+    def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        return self._portal.run(self._extents.readinto, buffer, offset_bytes)
+
+    def close(self) -> None:
+        """Close the descriptors; idempotent, never raises. No turn of the trio thread where all was local."""
+        self._extents.close_descriptors()
+        if not self._extents.closed:
+            try:
+                self._portal.run(self._extents.aclose)
+            except CurvfsError:
+                pass  # the client is closed, and its streams with it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SyncWriteExtent:
+    """:class:`~curvfs.client.extents.WriteExtent`, blocking where it calls. A context manager: leaving it aborts what
+    was not committed."""
+
+    def __init__(self, portal: Portal, extent: WriteExtent) -> None:
+        self._portal = portal
+        self._extent = extent
+
+    @property
+    def status(self) -> FileStatus:
+        return self._extent.status
+
+    @property
+    def path(self) -> str:
+        return self._extent.path
+
+    @property
+    def size_bytes(self) -> int:
+        return self._extent.size_bytes
+
+    @property
+    def local(self) -> LocalExtent | None:
+        return self._extent.local
+
+    @property
+    def remote_reason(self) -> str:
+        return self._extent.remote_reason
+
+    def write(self, buffer: Buffer, offset_bytes: int) -> None:
+        self._portal.run(self._extent.write, buffer, offset_bytes)
+
+    def commit(self) -> FileStatus:
+        return self._portal.run(self._extent.commit)
+
+    def abort(self) -> None:
+        """Cancel the block and delete the file; idempotent, never raises. Nobody may be writing any more."""
+        try:
+            self._portal.run(self._extent.abort)
+        except CurvfsError:
+            self._extent.close_descriptor()  # the client is closed; what was begun stays behind unfinished
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
+
+
+class SyncFileSystem:
+    """Blocking face of :class:`CurvineFileSystem`, for any number of plain threads. A context manager.
+
+    Made by :meth:`connect`. It has a daemon trio thread; :attr:`portal` runs other async code there. After ``fork`` it
+    refuses to work in the child (UsageError). It closes itself when the interpreter ends.
+    """
+
+    def __init__(self, portal: Portal, config: ClientConfig, world: World) -> None:
+        self._portal = portal
+        self._config = config
+        self._world = world
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def connect(cls, url_or_config: str | ClientConfig, *, world: World | None = None, **overrides: Any) -> Self:
+        """Connect as :func:`open_filesystem` does, which see for what it takes and raises."""
+        config = resolve_config(url_or_config, **overrides)
+        world = World.real() if world is None else world
+        portal = Portal(partial(open_filesystem, config, world=world), world, name="curvfs-client")
+        return cls(portal, config, world)
+
+    @property
+    def portal(self) -> Portal:
+        return self._portal
 
     @property
     def filesystem(self) -> CurvineFileSystem:
-        """The asynchronous one, to be used through ``portal.run``."""
-        ...
+        """The asynchronous file system, to be used through ``portal.run``."""
+        return self._portal.resource
 
     @property
-    def config(self) -> ClientConfig: ...
+    def config(self) -> ClientConfig:
+        return self._config
 
     @property
-    def world(self) -> World: ...
-
-    @classmethod
-    def connect(cls, url_or_config: str | ClientConfig, *, world: World | None = None, **overrides: Any) -> Self: ...
+    def world(self) -> World:
+        return self._world
 
     def close(self) -> bool:
-        """Idempotent and bounded by ``config.close_timeout_s``; False when the thread was still busy then."""
-        ...
+        """Cancel what runs, close the connections and end the thread; idempotent, bounded by twice
+        ``config.close_timeout_s``. False when the thread was still busy then. Does nothing in a forked child."""
+        atexit.unregister(self._at_exit)
+        return self._portal.close(2 * self._config.close_timeout_s)
 
-    def stats(self) -> dict[str, int]: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def locate_many(self, paths: Sequence[str]) -> list[Located | CurvfsError]:
-        """GetBlockLocations of all paths in one turn of the trio thread, pipelined; a path's own failure stands in its
-        place."""
-        ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
-    def run_many(self, calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T | CurvfsError]:
+    def stats(self) -> dict[str, int]:
+        return self.filesystem.stats()
+
+    # --------------------------------------------------------------------------------------------------- many at once
+
+    def locate_many(self, paths: Sequence[str]) -> builtins.list[Located | CurvfsError]:
+        """GetBlockLocations of all paths in one turn of the trio thread, pipelined: a few round trips. A path's own
+        failure stands in its place."""
+        return self._portal.run(self.filesystem.locate_many, paths)
+
+    def open_extents_many(
+        self, files: Sequence[str | Located], *, direct: bool = False
+    ) -> builtins.list[SyncReadExtents | CurvfsError]:
+        """:meth:`open_extents` of many files in one turn of the trio thread, one round trip to each worker."""
+        opened = self._portal.run(partial(self.filesystem.open_extents_many, files, direct=direct))
+        return [
+            extents if isinstance(extents, CurvfsError) else SyncReadExtents(self._portal, extents)
+            for extents in opened
+        ]
+
+    def run_many(self, calls: Iterable[Callable[[], Awaitable[T]]]) -> builtins.list[T | CurvfsError]:
         """Run many async calls at once in the trio thread, in one turn; a call's own failure stands in its place."""
-        ...
+        return self._portal.run(_run_many, list(calls))
+
+    # ------------------------------------------------------------------------------------------------------ one by one
 
     def mkdir(
         self,
@@ -157,7 +295,10 @@ class SyncFileSystem(Protocol):
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
-    ) -> FileStatus: ...
+    ) -> FileStatus:
+        return self._portal.run(
+            partial(self.filesystem.mkdir, path, mode=mode, parents=parents, xattrs=xattrs, owner=owner, group=group)
+        )
 
     def create(
         self,
@@ -171,21 +312,55 @@ class SyncFileSystem(Protocol):
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
-    ) -> SyncFileWriter: ...
+    ) -> SyncFileWriter:
+        writer = self._portal.run(
+            partial(
+                self.filesystem.create,
+                path,
+                block_size_bytes=block_size_bytes,
+                replicas=replicas,
+                overwrite=overwrite,
+                mode=mode,
+                parents=parents,
+                xattrs=xattrs,
+                owner=owner,
+                group=group,
+            )
+        )
+        return SyncFileWriter(self._portal, writer)
 
-    def open(self, path: str | Located) -> SyncFileReader: ...
+    def open(self, path: str | Located) -> SyncFileReader:
+        return SyncFileReader(self._portal, self._portal.run(self.filesystem.open, path))
 
-    def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> SyncFileWriter: ...
+    def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> SyncFileWriter:
+        writer = self._portal.run(partial(self.filesystem.open_for_write, path, append=append, truncate=truncate))
+        return SyncFileWriter(self._portal, writer)
 
-    def stat(self, path: str) -> FileStatus: ...
+    def stat(self, path: str) -> FileStatus:
+        return self._portal.run(self.filesystem.stat, path)
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        return self._portal.run(self.filesystem.exists, path)
 
-    def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> list[FileStatus]: ...
+    def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> builtins.list[FileStatus]:
+        return self._portal.run(partial(self.filesystem.list, path, start_after=start_after, limit=limit))
 
-    def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None: ...
+    def list_iter(self, path: str, page_size: int = 1000) -> Iterator[builtins.list[FileStatus]]:
+        """Pages of a listing, each fetched when it is asked for."""
+        start_after = ""
+        while True:
+            page = self.list(path, start_after=start_after, limit=page_size)
+            if page:
+                yield page
+            if len(page) < page_size:
+                return
+            start_after = page[-1].name
 
-    def delete(self, path: str, *, recursive: bool = False) -> None: ...
+    def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None:
+        self._portal.run(partial(self.filesystem.rename, src, dst, replace=replace, exchange=exchange))
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        self._portal.run(partial(self.filesystem.delete, path, recursive=recursive))
 
     def set_attr(
         self,
@@ -201,19 +376,51 @@ class SyncFileSystem(Protocol):
         xattrs: Mapping[str, bytes] | None = None,
         remove_xattrs: Sequence[str] = (),
         recursive: bool = False,
-    ) -> FileStatus: ...
+    ) -> FileStatus:
+        return self._portal.run(
+            partial(
+                self.filesystem.set_attr,
+                path,
+                mode=mode,
+                owner=owner,
+                group=group,
+                atime_ms=atime_ms,
+                mtime_ms=mtime_ms,
+                ttl_ms=ttl_ms,
+                ttl_action=ttl_action,
+                xattrs=xattrs,
+                remove_xattrs=remove_xattrs,
+                recursive=recursive,
+            )
+        )
 
-    def symlink(self, target: str, path: str, *, owner: str = "", group: str = "") -> FileStatus: ...
+    def symlink(self, target: str, path: str, *, owner: str = "", group: str = "") -> FileStatus:
+        return self._portal.run(partial(self.filesystem.symlink, target, path, owner=owner, group=group))
 
-    def link(self, src: str, dst: str) -> FileStatus: ...
+    def link(self, src: str, dst: str) -> FileStatus:
+        return self._portal.run(self.filesystem.link, src, dst)
 
-    def truncate(self, path: str, length_bytes: int) -> FileStatus: ...
+    def truncate(self, path: str, length_bytes: int) -> FileStatus:
+        return self._portal.run(self.filesystem.truncate, path, length_bytes)
 
-    def statfs(self) -> FilesystemInfo: ...
+    def get_lock(self, path: str, lock: FileLock) -> FileLock | None:
+        return self._portal.run(self.filesystem.get_lock, path, lock)
 
-    def locate(self, path: str) -> Located: ...
+    def set_lock(self, path: str, lock: FileLock) -> FileLock | None:
+        return self._portal.run(self.filesystem.set_lock, path, lock)
 
-    def open_extents(self, path: str | Located, *, direct: bool = False) -> SyncReadExtents: ...
+    def statfs(self) -> FilesystemInfo:
+        return self._portal.run(self.filesystem.statfs)
+
+    def mount_table(self) -> tuple[MountPoint, ...]:
+        return self._portal.run(self.filesystem.mount_table)
+
+    def locate(self, path: str) -> Located:
+        return self._portal.run(self.filesystem.locate, path)
+
+    def open_extents(self, path: str | Located, *, direct: bool = False) -> SyncReadExtents:
+        extents = self._portal.run(partial(self.filesystem.open_extents, path, direct=direct))
+        return SyncReadExtents(self._portal, extents)
 
     def create_extent(
         self,
@@ -226,4 +433,39 @@ class SyncFileSystem(Protocol):
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
-    ) -> SyncWriteExtent: ...
+    ) -> SyncWriteExtent:
+        extent = self._portal.run(
+            partial(
+                self.filesystem.create_extent,
+                path,
+                size_bytes,
+                direct=direct,
+                mode=mode,
+                parents=parents,
+                xattrs=xattrs,
+                owner=owner,
+                group=group,
+            )
+        )
+        return SyncWriteExtent(self._portal, extent)
+
+
+def _close_at_exit(reference: weakref.ref[SyncFileSystem]) -> None:
+    found = reference()
+    if found is not None:
+        found.close()
+
+
+async def _run_many(calls: Sequence[Callable[[], Awaitable[T]]]) -> builtins.list[T | CurvfsError]:
+    results: builtins.list[Any] = [None] * len(calls)
+
+    async def one(index: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            results[index] = await call()
+        except CurvfsError as error:
+            results[index] = error
+
+    async with trio.open_nursery() as nursery:
+        for index, call in enumerate(calls):
+            nursery.start_soon(one, index, call)
+    return results
