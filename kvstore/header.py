@@ -270,8 +270,10 @@ def stored_tensors(header: ObjectHeader) -> list[StoredTensor]:
         true_dtypes = json.loads(header.metadata.get("dtypes") or "{}")
     except (ValueError, RecursionError) as error:
         raise BadObject(f"The tensor table is not JSON: {str(error)[:80]}.") from None
-    if not isinstance(table, dict) or not isinstance(true_dtypes, dict) or len(table) > 2 * MAX_TENSORS:
+    if not isinstance(table, dict) or len(table) > 2 * MAX_TENSORS:
         raise BadObject("The tensor table is not one.")
+    if not isinstance(true_dtypes, dict) or not all(isinstance(name, str) for name in true_dtypes.values()):
+        raise BadObject("The true dtypes are no texts.")
     entries = []
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -280,8 +282,10 @@ def stored_tensors(header: ObjectHeader) -> list[StoredTensor]:
         numbers = (shape if isinstance(shape, list) else [None]) + (offsets if isinstance(offsets, list) else [None])
         if not all(type(number) is int and 0 <= number <= MAX_FILE_BYTES for number in numbers):
             raise BadObject(f"Tensor {name[:80]!r} has a shape or offsets that cannot be.")
-        if len(offsets) != 2 or len(shape) > MAX_DIMENSIONS or stored not in _STORED_BYTES:
+        if not isinstance(stored, str) or stored not in _STORED_BYTES:
             raise BadObject(f"Tensor {name[:80]!r} is of no known kind.")
+        if len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
+            raise BadObject(f"Tensor {name[:80]!r} has a shape or offsets that cannot be.")
         if prod(shape) * _STORED_BYTES[stored] != offsets[1] - offsets[0]:
             raise BadObject(f"Tensor {name[:80]!r} does not fill its offsets.")
         entries.append((offsets[0], offsets[1], name, stored, tuple(shape)))
