@@ -1,0 +1,111 @@
+"""A simulated cluster: the real server on a machine of its own that can be killed and started again; real clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from curvfs.api import CurvineFileSystem, open_filesystem
+from curvfs.config import ClientConfig
+from curvfs.errors import CurvfsError
+from curvfs.server.metastore import MemoryMetaStore, MetaStore
+from curvfs.server.service import run_server
+from curvfs.simworld import SimWorld
+
+SERVER = "server"
+DIRECTORY = "/srv/pool"
+MASTER_PORT, WORKER_PORT = 8995, 8997
+
+
+class Metadata(MemoryMetaStore):
+    """The metadata of a server that outlives its processes, as a database file does."""
+
+    def close(self) -> None:
+        """The process ends; the data stays."""
+
+
+class SimServer:
+    """The server: run :meth:`run` in a nursery; kill it as you like, it is started again after a while."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self.metadata: MetaStore = Metadata()
+        self.process = world.host(SERVER)
+        self.log: list[str] = []
+        self.starts = 0
+        self.down_s = 0.5
+        self._up = trio.Event()
+
+    async def run(self) -> None:
+        """Keep a server running until cancelled."""
+        while True:
+            self.process = self._world.host(SERVER)
+            self.starts += 1
+            await self.process.run(self._serve, self.process)
+            self._up = trio.Event()
+            await self._world.clock.sleep(self.down_s * self._world.random.uniform(0.1, 2))
+
+    async def _serve(self, world: SimWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self._start, world)
+            except CurvfsError as error:  # a fault of its disk, at start: whoever watches it starts it again
+                self.log.append(f"the server did not start: {error}")
+                return
+            self._up.set()
+
+    async def _start(self, world: SimWorld, task_status: trio.TaskStatus[object]) -> None:
+        await run_server(
+            DIRECTORY,
+            host="0.0.0.0",
+            master_port=MASTER_PORT,
+            worker_port=WORKER_PORT,
+            world=world,
+            open_metadata=lambda path: self.metadata,
+            log=self.log.append,
+            task_status=task_status,
+        )
+
+    async def wait_up(self) -> None:
+        """Wait until a server is there."""
+        while not self._up.is_set():
+            await self._up.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def client_config(**settings: object) -> ClientConfig:
+    """Short deadlines, so that a run meets many of them; blocks and chunks that make several of each per file."""
+    config = ClientConfig(
+        masters=((SERVER, MASTER_PORT),),
+        connect_timeout_s=2.0,
+        rpc_timeout_s=3.0,
+        data_timeout_s=3.0,
+        retry_max_s=10.0,
+        chunk_size_bytes=64 * 1024,
+        block_size_bytes=1024 * 1024,
+        close_timeout_s=2.0,
+    )
+    return config.with_overrides(**settings)
+
+
+@asynccontextmanager
+async def connected(world: SimWorld, config: ClientConfig) -> AsyncIterator[CurvineFileSystem]:
+    """A connected client; connecting is tried until it works."""
+    for _ in range(20):
+        manager = open_filesystem(config, world=world)
+        try:
+            filesystem = await manager.__aenter__()
+        except CurvfsError:
+            await world.clock.sleep(1)
+            continue
+        break
+    else:
+        raise AssertionError("no connection came about in 20 attempts")
+    try:
+        yield filesystem
+    finally:
+        await manager.__aexit__(None, None, None)

@@ -1,0 +1,93 @@
+"""The real client against the real server in the simulated world: delays, resets, half-open connections, a slow disk,
+partitions and kills of the server at any moment.
+
+A completed file reads back exactly or gives a typed error; every call ends by its deadline; once the faults have
+stopped everything serves again, without a restart of any client; nothing leaks.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+
+from curvfs.simworld import SimWorld, run
+from tests.sim.stage import SERVER, SimServer, client_config, connected
+from tests.sim.workload import Client, everybody_works
+
+#: The clients: on which machine, and whether they may use local files.
+_CLIENTS = (("one", True), ("two", True), (SERVER, True), (SERVER, False))
+_TURNS = 12
+
+
+async def trouble(world: SimWorld, server: SimServer) -> None:
+    """Faults of every kind, until cancelled."""
+    faults, random = world.faults, world.random
+    while True:
+        faults.reset = random.choice((0, 0, 0.01, 0.05))
+        faults.half_open = random.choice((0, 0, 0, 0.01))
+        faults.stall = random.choice((0, 0, 0.1))
+        faults.refuse = random.choice((0, 0, 0.2))
+        faults.slow_disk = random.choice((0, 0, 0.2))
+        await world.clock.sleep(random.expovariate(1 / 3))
+        what = random.randrange(4)
+        if what == 0:
+            server.kill()
+        elif what == 1:
+            server.process.kill_at(random.randint(1, 200))
+        elif what == 2:
+            machine = random.choice(("one", "two"))
+            world.partition(machine, SERVER)
+            await world.clock.sleep(random.expovariate(1 / 4))
+            world.heal(machine, SERVER)
+
+
+async def cluster_run(world: SimWorld) -> str:
+    server = SimServer(world)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        await server.wait_up()
+        async with AsyncExitStack() as stack:
+            clients: list[Client] = []
+            for index, (machine, short_circuit) in enumerate(_CLIENTS):
+                process = world.host(machine)
+                filesystem = await stack.enter_async_context(
+                    connected(process, client_config(short_circuit=short_circuit))
+                )
+                clients.append(Client(process, filesystem, f"/client-{index}"))
+                await filesystem.mkdir(f"/client-{index}")
+
+            async with trio.open_nursery() as troubles:
+                troubles.start_soon(trouble, world, server)
+                await everybody_works(clients, _TURNS)
+                troubles.cancel_scope.cancel()
+
+            world.faults.stop()
+            for machine in ("one", "two"):
+                world.heal(machine, SERVER)
+            server.process.process.kill_at_call = None
+            await server.wait_up()
+            await world.clock.sleep(30)  # what the last faults left behind runs into its deadlines
+            for client in clients:
+                client.calm = True
+                await client.check_all()
+            await everybody_works(clients, 6)
+            for client in clients:
+                await client.check_all()
+
+        await world.clock.sleep(5)
+        for client in clients:
+            assert not client.world.net.open_streams()
+            assert not client.world.disk.open_paths()
+        nursery.cancel_scope.cancel()
+    return world.trace.digest
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_cluster_under_faults(seed: int) -> None:
+    run(cluster_run, seed=seed)
+
+
+def test_a_cluster_run_repeats() -> None:
+    assert run(cluster_run, seed=3) == run(cluster_run, seed=3)
