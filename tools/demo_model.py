@@ -7,6 +7,7 @@ weights of that size, and every process that builds the model gets the same weig
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,8 @@ SIZES = {
     "full": (1024, 16, 16, 4, 2816),
 }
 SEED = 9
+#: Standard deviation of the logits, which follows from that of the weights: the best token should stand out.
+LOGIT_DEVIATION = 1.6
 
 
 def build_model(size: str) -> Any:
@@ -39,7 +42,7 @@ def build_model(size: str) -> Any:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=32_768,
-        initializer_range=0.05,
+        initializer_range=LOGIT_DEVIATION / math.sqrt(hidden),
         tie_word_embeddings=False,
     )
     model: Any = transformers.Qwen2ForCausalLM(config)

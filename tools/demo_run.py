@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -22,8 +23,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from curvfs.api import EmbeddedServer
 from curvfs.errors import CurvfsError, UsageError
+from curvfs.server.embedded import EmbeddedServer
 from curvfs.units import format_size
 from curvfs.world import World
 from tools.demo_mount import STEPS, is_mounted, look_around, mount, unmount
@@ -152,15 +153,32 @@ class Demo:
 
     @asynccontextmanager
     async def _server(self, pool: Path) -> AsyncIterator[str]:
-        """An embedded server for the pool; its URL. It stops by itself once nobody uses it, which is waited for."""
-        self._say(f"$ curvfs serve {pool}")
-        server = await self._world.threads.run(_attach, pool, self._world)
+        """An embedded server for the pool, in a process of its own; its URL."""
+        threads = self._world.threads
+        server = await threads.run(_attach, pool, self._world)
         try:
-            self._say(server.url)
+            self._say(f"Embedded server of {pool}: {server.url}")
             yield server.url
         finally:
             with trio.CancelScope(shield=True):
-                await self._world.threads.run(server.close)
+                await threads.run(server.close)
+                await self._stop_server(pool)
+
+    async def _stop_server(self, pool: Path) -> None:
+        """The server would stop by itself a few seconds after its last user; this one is asked to, and waited for."""
+        disk, clock = self._world.disk, self._world.clock
+        try:
+            pid = json.loads(disk.read_file(str(pool / "server.json")))["pid"]
+            os.kill(pid, signal.SIGTERM)
+        except (OSError, ValueError, KeyError):
+            return  # it has ended, or never began
+        lock = disk.open(str(pool / "server.lock"), os.O_RDWR)
+        try:
+            with trio.move_on_after(_SERVER_STOP_TIMEOUT_S):
+                while not disk.lock(lock):
+                    await clock.sleep(0.05)
+        finally:
+            disk.close(lock)
 
     @asynccontextmanager
     async def _mount(self, pool: Path, mountpoint: Path) -> AsyncIterator[bool]:
