@@ -6,6 +6,7 @@ for anything else.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from curvfs.world import RealNetwork, Stream
 
 CLIENT = "11111111-2222-4333-8444-555555555555"
 BLOCK = 1 << 20
+
+_IDS = itertools.count(1000)
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,10 @@ class Raw:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.frames = FrameStream(stream, read_ahead_bytes=65536)
-        self.next_id = 1000
 
     def new_id(self) -> int:
-        self.next_id += 1
-        return self.next_id
+        """Different from every other of this run: an id that comes back is taken for a replay."""
+        return next(_IDS)
 
     async def send(
         self,
@@ -238,5 +240,7 @@ def commit_of(block: Any, length: int, *workers: int) -> Any:
     return pb.CommitBlockProto(
         block_id=block.block.id,
         block_len=length,
-        locations=[pb.BlockLocationProto(worker_id=worker_id, storage_type=pb.STORAGE_TYPE_PROTO_DISK) for worker_id in ids],
+        locations=[
+            pb.BlockLocationProto(worker_id=worker_id, storage_type=pb.STORAGE_TYPE_PROTO_DISK) for worker_id in ids
+        ],
     )

@@ -294,8 +294,6 @@ def filesystem_info(
         allocatable_available=available,
         compatibility=pb.ServerCompatibilityInfoProto(
             server=_component("master", behaviour),
-            min_worker_version="",
-            min_client_version="",
             compatibility_mode=pb.COMPATIBILITY_MODE_PROTO_DIAGNOSE,
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from curvfs.server.metastore import MetaStore
+from curvfs.server.metastore import MetaStore, located_bytes
 from curvfs.server.records import Block, Change, Inode, Kind, Totals
 
 
@@ -78,17 +78,16 @@ class Draft:
 
     def unlink(self, directory_id: int, name: str, inode: Inode) -> tuple[int, int]:
         """Remove a name and, with the last one, the inode and its blocks. A directory that has entries is cut out of
-        the tree and emptied later. Returns what goes with it: (inodes, bytes)."""
+        the tree and emptied later. Returns what goes with it: (inodes, bytes), directories not counted."""
         self.leave(directory_id, name, inode)
         if inode.is_dir and inode.children:
-            inodes, size_bytes = self._store.weigh(inode.id)
             self._change.doomed[inode.id] = True
-            return inodes + 1, size_bytes
+            return self._store.weigh(inode.id)
         if not inode.is_dir and inode.nlink > 1:
             self.put(replace(inode, nlink=inode.nlink - 1))
             return 0, 0
         self.drop(inode)
-        return 1, inode.length_bytes
+        return (0, 0) if inode.is_dir else (1, located_bytes(self._store.blocks(inode.id)))
 
     def drop(self, inode: Inode) -> None:
         """Remove an inode that has no name any more, with its blocks and locks."""

@@ -54,7 +54,8 @@ class MetaStore(abc.ABC):
 
     @abc.abstractmethod
     def weigh(self, directory_id: int) -> tuple[int, int]:
-        """(inodes, bytes) that removing everything below a directory frees. Files with other names count nothing."""
+        """(inodes, bytes) that removing everything below a directory frees: files with no other name, and the lengths of
+        their blocks that lie on a worker."""
 
     @abc.abstractmethod
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
@@ -75,6 +76,11 @@ class MetaStore(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None: ...
+
+
+def located_bytes(blocks: Iterable[Block]) -> int:
+    """Sum of the lengths of those blocks that lie on a worker."""
+    return sum(block.length_bytes for block in blocks if block.locations)
 
 
 class MemoryMetaStore(MetaStore):
@@ -123,26 +129,23 @@ class MemoryMetaStore(MetaStore):
         return next(iter(self._doomed), None)
 
     def weigh(self, directory_id: int) -> tuple[int, int]:
-        inodes = length = 0
+        inodes = size_bytes = 0
         pending = [directory_id]
         while pending:
             for inode_id in self._entries.get(pending.pop(), {}).values():
                 inode = self._inodes[inode_id]
                 if inode.is_dir:
                     pending.append(inode_id)
-                elif inode.nlink > 1:
-                    continue
-                inodes += 1
-                length += inode.length_bytes
-        return inodes, length
+                elif inode.nlink == 1:
+                    inodes += 1
+                    size_bytes += located_bytes(self.blocks(inode_id))
+        return inodes, size_bytes
 
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
         return {block_id for block_id in block_ids if self.block(block_id) is not None}
 
     def block_bytes(self) -> int:
-        return sum(
-            block.length_bytes for blocks in self._blocks.values() for block in blocks.values() if block.locations
-        )
+        return sum(located_bytes(blocks.values()) for blocks in self._blocks.values())
 
     def apply(self, change: Change) -> None:
         for inode_id, inode in change.inodes.items():

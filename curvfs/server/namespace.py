@@ -349,7 +349,7 @@ class Namespace:
             elif not found.is_dir:
                 raise refusal(PARENT_NOT_DIR, f"Path not a dir: {parent_of(path)}")
             directory = found
-        linked = replace(inode, nlink=inode.nlink + 1)
+        linked = replace(inode, nlink=inode.nlink + 1, ctime_ms=draft.now_ms)
         draft.put(linked)
         draft.enter(directory.id, names[-1], linked)
         self.commit(draft)

@@ -65,7 +65,7 @@ class Inode:
     group: str
     mtime_ms: int
     atime_ms: int
-    #: Set by the first SetAttr or Rename, and kept current from then on (section 3.3).
+    #: Set by the first SetAttr, Rename or Link, and kept current from then on (section 3.3).
     ctime_ms: int | None = None
     nlink: int = 1
     #: Directories: number of entries.
@@ -143,10 +143,10 @@ class FileLock:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters of the whole namespace. ``next_inode`` is the id that the next new inode gets."""
+    """Counters of the whole namespace, the root not among them. ``next_inode`` is the id of the next new inode."""
 
     next_inode: int = ROOT_ID + 1
-    directories: int = 1
+    directories: int = 0
     files: int = 0
     blocks: int = 0
 

@@ -60,13 +60,16 @@ CREATE TABLE totals (
 _PUT_INODE = "INSERT OR REPLACE INTO inode VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _PUT_TOTALS = "INSERT OR REPLACE INTO totals VALUES (1,?,?,?,?)"
 
-#: Everything that removing a directory's contents frees; UNION, not UNION ALL: a file with two names counts once.
-_WEIGH = """
+_BELOW = """
 WITH RECURSIVE below(id) AS (
     SELECT inode FROM entry WHERE directory = ?
     UNION SELECT entry.inode FROM below JOIN entry ON entry.directory = below.id
-)
-SELECT COUNT(*), COALESCE(SUM(length), 0) FROM below JOIN inode USING (id) WHERE kind = 0 OR nlink = 1
+), freed(id) AS (SELECT id FROM below JOIN inode USING (id) WHERE kind <> 0 AND nlink = 1)
+"""
+_WEIGH_INODES = _BELOW + "SELECT COUNT(*) FROM freed"
+_WEIGH_BYTES = _BELOW + f"""
+SELECT COALESCE(SUM(length), 0) FROM freed JOIN block ON block.id >= freed.id << {BLOCK_BITS}
+    AND block.id < (freed.id + 1) << {BLOCK_BITS} WHERE locations IS NOT NULL
 """
 
 #: Records kept in each generation of a cache; two generations live at a time.
@@ -146,7 +149,7 @@ class SqliteMetaStore(MetaStore):
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
             root = root_inode()
             self._db.execute(_PUT_INODE, self._inode_row(root))
-            self._db.execute(_PUT_TOTALS, (Totals().next_inode, 1, 0, 0))
+            self._db.execute(_PUT_TOTALS, (Totals().next_inode, 0, 0, 0))
             self._db.execute("COMMIT")
         elif version != SCHEMA_VERSION:
             raise EnvironmentError_(
@@ -222,8 +225,9 @@ class SqliteMetaStore(MetaStore):
         return None if row is None else int(row[0])
 
     def weigh(self, directory_id: int) -> tuple[int, int]:
-        inodes, length = self._db.execute(_WEIGH, (directory_id,)).fetchone()
-        return inodes, length
+        inodes = self._db.execute(_WEIGH_INODES, (directory_id,)).fetchone()[0]
+        size_bytes = self._db.execute(_WEIGH_BYTES, (directory_id,)).fetchone()[0]
+        return inodes, size_bytes
 
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
         remaining = iter(block_ids)
