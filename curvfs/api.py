@@ -33,11 +33,13 @@ from curvfs.client.sync import (
 )
 from curvfs.client.writer import FileWriter
 from curvfs.config import ClientConfig, parse_url
+from curvfs.server.embedded import EmbeddedServer
 
 __all__ = [
     "BlockLocation",
     "ClientConfig",
     "CurvineFileSystem",
+    "EmbeddedServer",
     "Extent",
     "FileKind",
     "FileLock",

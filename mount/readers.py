@@ -17,7 +17,7 @@ import trio
 from curvfs.api import CurvineFileSystem, LocalExtent, Located, ReadExtents
 from curvfs.errors import CurvfsError
 from curvfs.units import MIB
-from curvfs.world import Disk
+from curvfs.world import Disk, Threads
 from mount.inodes import Node, NodeTable
 
 #: READ and WRITE requests reach this size.
@@ -37,11 +37,12 @@ class Slab:
 class NodeReader:
     """The blocks of one file, open for reading. Closed when it is retired and nobody is in the middle of a read."""
 
-    def __init__(self, located: Located, extents: ReadExtents, slab: Slab) -> None:
+    def __init__(self, located: Located, extents: ReadExtents, slab: Slab, threads: Threads) -> None:
         self.located = located
         self.length_bytes = extents.status.length_bytes
         self._extents = extents
         self._slab = slab
+        self._threads = threads
         self._users = 0
         self._retired = False
         self._local = [extent for extent in extents.extents if isinstance(extent, LocalExtent)]
@@ -98,12 +99,31 @@ class NodeReader:
         buffer = bytearray(size_bytes)
         self._users += 1
         try:
-            count = await self._extents.readinto(buffer, offset_bytes)
+            await self._fill(memoryview(buffer), offset_bytes)
         finally:
             await self._let_go()
-        if count != size_bytes:
-            raise CurvfsError(f"Only {count} of {size_bytes} bytes came at offset {offset_bytes}.")
         return memoryview(buffer)
+
+    async def _fill(self, buffer: memoryview, offset_bytes: int) -> None:
+        """Read all of a range within the file: local blocks through the descriptors that were opened with it, so that
+        it can be removed meanwhile; the rest through the client."""
+        done = 0
+        while done < len(buffer):
+            position = offset_bytes + done
+            index = bisect_right(self._starts, position) - 1
+            extent = self._local[index] if index >= 0 else None
+            if extent is not None and position < extent.file_offset_bytes + extent.length_bytes:
+                within = position - extent.file_offset_bytes
+                piece = buffer[done : done + extent.length_bytes - within]
+                # What the block file does not hold are zeros, and so is the buffer.
+                await self._threads.run(self._slab.disk.pread_full, extent.fd, piece, within, abandon_on_cancel=True)
+            else:
+                after = self._starts[index + 1] if index + 1 < len(self._starts) else self.length_bytes
+                piece = buffer[done : done + after - position]
+                count = await self._extents.readinto(piece, position)
+                if count != len(piece):
+                    raise CurvfsError(f"Only {count} of {len(piece)} bytes came at offset {position}.")
+            done += len(piece)
 
     async def retire(self) -> None:
         """Close as soon as nobody is reading."""
@@ -156,7 +176,7 @@ class Readers:
         return node.reader if node.reader is not None else await self.fresh(node)
 
     async def _open(self, node: Node, located: Located) -> NodeReader:
-        reader = NodeReader(located, await self._fs.open_extents(located), self._slab)
+        reader = NodeReader(located, await self._fs.open_extents(located), self._slab, self._fs.world.threads)
         old, node.reader = node.reader, reader
         if not node.sealed:
             node.refresh(located.status)
