@@ -1,0 +1,111 @@
+"""What is special about objects in a Curvine namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from curvfs.errors import ConfigError, CurvfsError, TransportError
+from kvstore import Geometry, Identity, Miss
+from tests.t3_kvstore.places import WORKER_HOSTNAME, Namespace, empty, pages, serving
+
+PAGE = Geometry.attention(layers=2, kv_heads=2, head_dim=64, dtype="float16", page_tokens=16)
+WHOSE = Identity.of(PAGE, model="m", revision="r")
+
+
+@pytest.fixture
+def near(master: tuple[str, Path | None]) -> Iterator[Namespace]:
+    place = Namespace(*master, WORKER_HOSTNAME)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def far(master: tuple[str, Path | None]) -> Iterator[Namespace]:
+    place = Namespace(*master, "somewhere-else")
+    yield place
+    place.close()
+
+
+def test_the_prefix_is_marked_and_objects_know_where_they_were_born(near: Namespace) -> None:
+    store = near.open(PAGE)
+    keys = store.keys(range(32))
+    store.put(keys, pages(PAGE, 2)).result()
+    assert near.fs.stat("/kv").xattrs["curvfs.kv"] == b"1"
+    staging = next(one for one in near.fs.list("/kv/.staging"))
+    born = [near.fs.stat(f"/kv/{store.object_name(key)}").xattrs["curvfs.born"] for key in keys]
+    assert {place.split(b"/")[0] for place in born} == {str(staging.id).encode()}
+    assert len({place.split(b"/")[1] for place in born}) == 2
+
+
+def test_a_prefix_that_is_there_gets_its_mark(near: Namespace) -> None:
+    near.fs.mkdir("/kv", parents=True)
+    near.open(PAGE)
+    assert near.fs.stat("/kv").xattrs["curvfs.kv"] == b"1"
+
+
+def test_an_object_is_one_block_of_its_own_size(near: Namespace) -> None:
+    page = Geometry.raw((3 << 20) + 5)
+    store = near.open(page)
+    key = store.foreign_key(b"k")
+    assert store.put([key], pages(page, 1)).result() == [page.size_bytes]
+    located = near.fs.locate(f"/kv/{store.object_name(key)}")
+    assert len(located.blocks) == 1
+    assert located.status.block_size_bytes == located.status.length_bytes
+    assert located.status.length_bytes % 4096 == 0
+
+
+def test_the_effective_mode_is_told(near: Namespace, far: Namespace) -> None:
+    local, remote = near.open(PAGE).stats(), far.open(PAGE).stats()
+    assert (local.backend, local.direct, local.direct_reason) == ("curvine", True, "")
+    assert not remote.direct
+    assert "remote" in remote.direct_reason
+
+
+def test_near_and_far_see_the_same_pages(master: tuple[str, Path | None], near: Namespace) -> None:
+    writer = near.open(PAGE)
+    keys, content = writer.keys(range(48)), pages(PAGE, 3)
+    writer.put(keys, content).result()
+    far_url = near.url.replace(WORKER_HOSTNAME, "elsewhere")
+    with kvstore.open(far_url, Identity.of(PAGE, model="m", revision="r1"), geometry=PAGE) as reader:
+        got = empty(PAGE, 3)
+        assert reader.get(keys, got).result() == [PAGE.size_bytes] * 3
+        assert got == content
+
+
+def test_no_server_is_one_sentence() -> None:
+    with pytest.raises(TransportError, match="127.0.0.1:1"):
+        kvstore.open("curvine://127.0.0.1:1/x?retry_max=1s&connect_timeout=1s", WHOSE, geometry=PAGE)
+    with pytest.raises(ConfigError):
+        kvstore.open("curvine:///x", WHOSE, geometry=PAGE)
+
+
+def test_a_server_that_dies_gives_misses_and_its_return_gives_hits(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    with serving(pool) as address:
+        place = Namespace(address, pool, WORKER_HOSTNAME)
+        settings = "&retry_max=500ms&rpc_timeout=500ms&connect_timeout=500ms"
+        store = kvstore.open(place.url + settings, WHOSE, geometry=PAGE)
+        keys, content = store.keys(range(64)), pages(PAGE, 4)
+        assert store.put(keys[:2], content[:2]).result() == [PAGE.size_bytes] * 2
+        place.close()
+    got = empty(PAGE, 2)
+    assert store.lookup(keys).pages == 0
+    assert store.get(keys[:2], got).result() == [Miss.UNREACHABLE] * 2
+    assert not any(store.put(keys[2:], content[2:]).result())
+    assert store.stats().failing_puts == 2
+    store.close()
+    with serving(pool) as address:
+        with kvstore.open(place.url.replace(place.url.split("/")[2], address), WHOSE, geometry=PAGE) as again:
+            assert again.lookup(keys).pages == 2
+            assert again.get(keys[:2], got).result() == [PAGE.size_bytes] * 2
+            assert got == content[:2]
+
+
+def test_a_file_that_is_no_directory_is_said(near: Namespace) -> None:
+    near.fs.create("/kv", parents=True).close()
+    with pytest.raises(CurvfsError, match="directory"):
+        near.open(PAGE)
