@@ -13,6 +13,7 @@ import trio
 from curvfs.client import convert, paths
 from curvfs.client.blockwrite import BlockWriter
 from curvfs.client.extents import ReadExtents, WriteExtent, open_extents
+from curvfs.client.listing import Pages
 from curvfs.client.mastercalls import (
     O_APPEND,
     O_CREAT,
@@ -148,35 +149,13 @@ class CurvineFileSystem:
                 return found[:limit]
         return found
 
-    async def list_iter(
+    def list_iter(
         self, path: str, page_size: int = _PAGE, *, start_after: str = ""
     ) -> AsyncIterator[builtins.list[FileStatus]]:
         """The same in pages of up to ``page_size`` entries, each fetched when it is asked for."""
         if page_size <= 0:
             raise InvalidRequest(f"Cannot list {path} in pages of {page_size} entries.")
-        full = self._for_reading(path)
-        if not (await self._calls.status(full)).is_dir:
-            raise NotADirectory(f"Cannot list {full}: it is not a directory.")
-        shown = paths.normalize(path)
-        if paths.looks_like_glob(full):
-            # ListOptions refuses a path that could be a pattern, and ListStatus has no pages (4.13).
-            after = start_after.encode()
-            entries = await self._calls.list_status(paths.quote_glob(full))
-            named = sorted((entry.name.encode(), entry) for entry in entries if entry.name.encode() > after)
-            for start in range(0, len(named), page_size):
-                yield [self._entry(shown, entry) for _, entry in named[start : start + page_size]]
-            return
-        while True:
-            page = await self._calls.list_options(full, start_after, page_size)
-            if page:
-                yield [self._entry(shown, entry) for entry in page]
-            if len(page) < page_size:
-                return
-            start_after = page[-1].name
-
-    @staticmethod
-    def _entry(directory: str, status: pb.FileStatusProto) -> FileStatus:
-        return convert.file_status(status, paths.join(directory, f"/{status.name}"))
+        return Pages(self._calls, self._for_reading(path), paths.normalize(path), page_size, start_after)
 
     async def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None:
         """Rename atomically; as rename(2) does, onto an existing file or empty directory unless ``replace`` is False.
@@ -185,7 +164,7 @@ class CurvineFileSystem:
         destination's parent must be a directory, and two names of one inode are left as they are.
         """
         source, target = self._for_change(src), self._for_change(dst)
-        if "/" in (source, target):
+        if self._root in (source, target):
             raise InvalidRequest(f"Cannot rename {source} to {target}: the root stays.", errno_=errno.EBUSY)
         self._mounts.check_rename(source, target)
         found: dict[str, pb.FileStatusProto | None] = {}
@@ -356,8 +335,8 @@ class CurvineFileSystem:
     ) -> tuple[str, FileStatus, bool, bool]:
         """Full path, status, whether the file is new, whether nobody else is writing it."""
         full = self._for_change(path)
-        if full == "/":
-            raise IsADirectory("Cannot create /: it is the root directory.")
+        if full == self._root:
+            raise IsADirectory(f"Cannot create {full}: it is the root directory.")
         if not MIN_BLOCK_SIZE_BYTES <= block_size_bytes <= MAX_BLOCK_SIZE_BYTES or not 1 <= replicas <= 99:
             raise InvalidRequest(
                 f"Cannot create {full} with blocks of {block_size_bytes} bytes and {replicas} replicas; blocks must "
