@@ -46,7 +46,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("TTFT cold", 11, lambda row: f"{row.cold_s:.3f} s"),
     ("TTFT shared", 13, lambda row: f"{row.shared_s:.3f} s"),
     ("speed-up", 10, lambda row: f"{row.speedup:.1f}×"),
-    ("logits differ by", 18, lambda row: f"{row.logit_difference:.1e}"),
+    ("logits differ by", 18, lambda row: f"{row.logit_difference:.1g}"),
 )
 
 

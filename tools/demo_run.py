@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import trio
 
+from curvfs.api import EmbeddedServer
 from curvfs.errors import CurvfsError, UsageError
-from curvfs.server.embedded import EmbeddedServer
 from curvfs.units import format_size
 from curvfs.world import World
 from tools.demo_mount import STEPS, is_mounted, look_around, mount, unmount
