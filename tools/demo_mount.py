@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import xxhash
 from safetensors import safe_open
 
 from curvfs.errors import CurvfsError, EnvironmentError_
@@ -60,20 +62,21 @@ async def unmount(mountpoint: Path, say: Say) -> bool:
     return done.returncode == 0 and not is_mounted(mountpoint)
 
 
-async def look_around(mountpoint: Path, objects: int, world: World, say: Say, checks: Checks) -> None:
-    """List the ``objects`` objects on the mount and use one in the ways that a stranger would."""
+async def look_around(mountpoint: Path, digests: Sequence[str], world: World, say: Say, checks: Checks) -> None:
+    """List the objects on the mount, one for each of the ``digests`` of stored pages, and use one as a stranger
+    would."""
     found = await world.threads.run(_find_objects, mountpoint)
     say(f"$ find {mountpoint} -name '*.safetensors'")
     for path in found[:_SHOWN]:
         say(f"{path.relative_to(mountpoint)}  {format_size(path.stat().st_size)}")
     say(f"... {len(found)} objects, {format_size(sum(path.stat().st_size for path in found))} in all")
-    checks.check(len(found) == objects, f"the mount shows the {objects} pages that were stored (it shows {len(found)})")
+    checks.check(len(found) == len(digests), f"the mount shows {len(digests)} stored pages (it shows {len(found)})")
     if not found:
         return
     sample = found[-1]
     before = await world.threads.run(world.disk.read_file, str(sample))
-    say(f"$ python -c 'safetensors.safe_open({sample.name!r})'")
-    say(await world.threads.run(_open_safetensors, sample, checks))
+    say(f'$ python -c "safetensors.safe_open({sample.name!r}, ...)"')
+    say(await world.threads.run(_open_safetensors, sample, digests, checks))
     await _read_direct(sample, len(before), say, checks)
     say(f"$ echo overwritten > {sample.name}")
     refusal = await world.threads.run(_overwrite, sample, world)
@@ -88,16 +91,24 @@ def _find_objects(mountpoint: Path) -> list[Path]:
     return sorted(mountpoint.rglob("*.safetensors"))
 
 
-def _open_safetensors(path: Path, checks: Checks) -> str:
-    """Read every tensor through safetensors; one line about them."""
+def _open_safetensors(path: Path, digests: Sequence[str], checks: Checks) -> str:
+    """Read every tensor through safetensors and compare with what was stored; one line about them."""
     with safe_open(path, framework="np") as opened:
         names = [name for name in opened.keys() if not name.startswith(_PADDING)]  # noqa: SIM118
-        tensors = {name: opened.get_tensor(name) for name in names}
-        metadata = opened.metadata()
-    checks.check(bool(tensors) and bool(metadata), "safetensors opens an object on the mount")
-    first = tensors[names[0]]
+        tensors = {name: opened.get_tensor(name) for name in sorted(names, key=_layer_and_kind)}
+    digest = xxhash.xxh3_128()
+    for tensor in tensors.values():
+        digest.update(tensor.tobytes())
+    checks.check(digest.hexdigest() in digests, "safetensors reads from the mount what replica A stored")
+    name, first = next(iter(tensors.items()))
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    return f"{len(tensors)} tensors, {format_size(size_bytes)}; {names[0]}: {first.dtype} {list(first.shape)}"
+    return f"{len(tensors)} tensors, {format_size(size_bytes)}; {name}: {first.dtype} {list(first.shape)}"
+
+
+def _layer_and_kind(name: str) -> tuple[int, str]:
+    """Sorts ``layer.<i>.<k or v>`` as a page holds them."""
+    _, layer, kind = name.split(".")
+    return int(layer), kind
 
 
 async def _read_direct(path: Path, size_bytes: int, say: Say, checks: Checks) -> None:

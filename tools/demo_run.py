@@ -109,9 +109,9 @@ class Demo:
         async with self._directory() as home:
             pool, mountpoint = home / "pool", home / "mnt"
             async with self._server(pool) as url, self._mount(pool, mountpoint) as mounted:
-                rows, objects = await self._replicas(url, prompts)
+                rows, digests = await self._replicas(url, prompts)
                 if mounted:
-                    await look_around(mountpoint, objects, self._world, self._say, self.checks)
+                    await look_around(mountpoint, digests, self._world, self._say, self.checks)
         picture = self._options.directory / "ttft.png"
         await self._world.threads.run(plot, rows, picture)
         self._say(f"Picture: {picture}")
@@ -197,14 +197,14 @@ class Demo:
 
     # ---- the replicas
 
-    async def _replicas(self, url: str, prompts: Prompts) -> tuple[list[Row], int]:
-        """Run every prompt through both replicas: the rows, and how many objects the store holds then."""
+    async def _replicas(self, url: str, prompts: Prompts) -> tuple[list[Row], list[str]]:
+        """Run every prompt through both replicas: the rows, and the digests of all pages that were stored."""
         options = self._options
         hostname = self._world.net.hostname()
         common = ["--model", options.size, "--page-tokens", str(options.page_tokens)]
-        first = await Replica.start("A", ["--url", f"{url}/kv?client_hostname={hostname}", *common])
+        first = await Replica.start("A", ["--url", f"{url}?client_hostname={hostname}", *common])
         try:
-            second = await Replica.start("B", ["--url", f"{url}/kv?client_hostname=replica-b", *common])
+            second = await Replica.start("B", ["--url", f"{url}?client_hostname=replica-b", *common])
             try:
                 ready = await first.ask({"do": "ready"}, timeout_s=_ANSWER_TIMEOUT_S)
                 self.checks.check(
@@ -219,21 +219,21 @@ class Demo:
                 self._say("")
                 self._say(table_head())
                 rows = []
-                objects = 0
+                digests: list[str] = []
                 for length in options.lengths:
                     row, stored = await self._row(first, second, prompts, length)
                     self._say(table_row(row))
                     rows.append(row)
-                    objects += stored
+                    digests += stored
                 self._say("")
-                return rows, objects
+                return rows, digests
             finally:
                 await second.aclose()
         finally:
             await first.aclose()
 
-    async def _row(self, first: Replica, second: Replica, prompts: Prompts, length: int) -> tuple[Row, int]:
-        """One prompt through both replicas: what was measured, and how many pages were stored."""
+    async def _row(self, first: Replica, second: Replica, prompts: Prompts, length: int) -> tuple[Row, list[str]]:
+        """One prompt through both replicas: what was measured, and the digests of the pages that were stored."""
         steps = self._options.new_tokens
         for _ in range(_SLICES_TRIED):
             tokens = prompts.cut(length)
@@ -274,7 +274,7 @@ class Demo:
         )
         if length >= MUST_PAY_FROM_TOKENS:
             check(row.speedup > 1, what + f"sharing is faster than computing ({row.speedup:.2f}×)")
-        return row, len(stored["digests"])
+        return row, stored["digests"]
 
 
 def _attach(pool: Path, world: World) -> EmbeddedServer:
