@@ -30,7 +30,7 @@ import contextlib
 import gc
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar, TypeVarTuple, cast
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 import trio
 import trio.testing
@@ -247,9 +247,14 @@ def run(
 
     async def main() -> T:
         world.clock.monotonic_s()  # the run begins now
-        with trio.move_on_after(limit_s):
+        with trio.CancelScope() as scope:
+            waiting: list[str] = []
+            trio.lowlevel.spawn_system_task(_give_up, scope, limit_s, waiting)
             return await function(world, *args)
-        raise CurvfsError(f"The run did not end within {limit_s:g} simulated seconds: somebody waits forever.")
+        error = CurvfsError(f"The run did not end within {limit_s:g} simulated seconds: somebody waits forever.")
+        for task in waiting:
+            error.add_note(f"waiting: {task}")
+        raise error
 
     try:
         with _seeded_scheduling(seed):
@@ -259,6 +264,29 @@ def run(
         for event in list(world.trace.tail)[-_SHOWN_EVENTS:]:
             error.add_note(f"  {event}")
         raise
+
+
+async def _give_up(scope: trio.CancelScope, limit_s: float, waiting: list[str]) -> None:
+    """Cancel a run that takes too long, and say where its tasks wait."""
+    await trio.sleep_until(trio.current_time() + limit_s)
+    root = trio.lowlevel.current_root_task()
+    tasks = [root] if root is not None else []
+    for task in tasks:  # grows as it goes
+        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        waiting.append(" > ".join(_frames(task)) or task.name)
+    scope.cancel()
+
+
+def _frames(task: trio.lowlevel.Task) -> list[str]:
+    """Where a task waits, from the outside in."""
+    found = []
+    waiting: Any = task.coro
+    while waiting is not None:
+        frame = getattr(waiting, "cr_frame", None)
+        if frame is not None:
+            found.append(f"{frame.f_code.co_name} {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
+        waiting = getattr(waiting, "cr_await", None)
+    return found
 
 
 #: trio's switch, there for Hypothesis.

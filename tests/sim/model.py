@@ -21,22 +21,66 @@ class Name:
     may_hold: list[bytes | None]
     #: A write was cut off: an unfinished file may stand here, with any beginning of the content.
     unfinished: list[bytes] = field(default_factory=list)
+    #: Counts the changes, so that somebody else's read can tell whether one came in between.
+    version: int = 0
+
+    def now(self, *may_hold: bytes | None, unfinished: list[bytes] | None = None) -> None:
+        """The name holds one of these from now on."""
+        self.may_hold = list(may_hold)
+        self.unfinished = unfinished or []
+        self.version += 1
 
     @property
     def certain(self) -> bool:
         return len(self.may_hold) == 1 and not self.unfinished
 
-    def check(self, content: bytes | None, *, complete: bool) -> None:
+    def check(self, content: bytes | None) -> None:
         """Compare with what was read (None: there is no such file)."""
         if any(content == held for held in self.may_hold):
             return
         if content is not None and any(_is_beginning(content, whole) for whole in self.unfinished):
             return
+        held = ", ".join(map(describe, self.may_hold))
         raise AssertionError(
-            f"{self.path} reads as {describe(content)} ({'complete' if complete else 'incomplete'}), "
-            f"but it must be one of: {', '.join(describe(held) for held in self.may_hold)}"
+            f"{self.path} reads as {describe(content)}, but it must be one of: {held}"
             + (f", or a beginning of: {', '.join(map(describe, self.unfinished))}" if self.unfinished else "")
         )
+
+
+class Published:
+    """Names that several clients publish to, each by renaming a file of its own without replacing: write-once."""
+
+    def __init__(self) -> None:
+        self.certain: dict[str, bytes] = {}
+        #: What calls that have not returned, or failed, may have published.
+        self.possible: dict[str, list[bytes]] = {}
+
+    def paths(self) -> list[str]:
+        return list({**self.certain, **self.possible})
+
+    def maybe(self, path: str, content: bytes) -> None:
+        """A call to publish begins."""
+        self.possible.setdefault(path, []).append(content)
+
+    def won(self, path: str, content: bytes) -> None:
+        """It succeeded."""
+        assert path not in self.certain, f"{path} was published twice"
+        self.certain[path] = content
+
+    def lost(self, path: str, content: bytes) -> None:
+        """It was told that the name is taken, so somebody else's call took it."""
+        self.possible[path].remove(content)
+        assert path in self.certain or self.possible[path], f"{path} was said to be taken, but nobody published there"
+
+    def check(self, path: str, content: bytes | None) -> None:
+        """Compare with what was read."""
+        if path in self.certain:
+            assert content == self.certain[path], (
+                f"{path} reads as {describe(content)}, but {describe(self.certain[path])} was published there"
+            )
+        elif content is not None:
+            possible = self.possible.get(path, [])
+            assert content in possible, f"{path} reads as {describe(content)}, which nobody published there"
 
 
 @dataclass(slots=True)

@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from curvfs.simworld import SimWorld, run
+from tests.sim.model import Published
 from tests.sim.stage import SERVER, SimServer, client_config, connected
-from tests.sim.workload import Client, everybody_works
+from tests.sim.workload import PUBLISHED, Client, everybody_works
 
 #: The clients: on which machine, and whether they may use local files.
 _CLIENTS = (("one", True), ("two", True), (SERVER, True), (SERVER, False))
@@ -50,13 +51,17 @@ async def cluster_run(world: SimWorld) -> str:
         await server.wait_up()
         async with AsyncExitStack() as stack:
             clients: list[Client] = []
+            published = Published()
             for index, (machine, short_circuit) in enumerate(_CLIENTS):
                 process = world.host(machine)
                 filesystem = await stack.enter_async_context(
                     connected(process, client_config(short_circuit=short_circuit))
                 )
-                clients.append(Client(process, filesystem, f"/client-{index}"))
+                clients.append(Client(process, filesystem, f"/client-{index}", published))
                 await filesystem.mkdir(f"/client-{index}")
+            await clients[0].filesystem.mkdir(PUBLISHED)
+            for client in clients:
+                client.others = [other for other in clients if other is not client]
 
             async with trio.open_nursery() as troubles:
                 troubles.start_soon(trouble, world, server)

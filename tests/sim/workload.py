@@ -8,14 +8,25 @@ from typing import TypeVar
 
 import trio
 
-from curvfs.api import CurvineFileSystem
-from curvfs.errors import BlockNotFound, CurvfsError, LocalProtocolError, NotFound, RemoteProtocolError
+from curvfs.api import CurvineFileSystem, FileWriter
+from curvfs.errors import (
+    BlockNotFound,
+    CurvfsError,
+    FileExists_,
+    LocalProtocolError,
+    NotFound,
+    RemoteProtocolError,
+)
 from curvfs.simworld import SimWorld
-from tests.sim.model import ABSENT, Move, Name
+from tests.sim.model import ABSENT, Move, Name, Published
 
 T = TypeVar("T")
 
-#: A name that somebody may still be waiting to be told of.
+#: The directory that all clients publish in, and how many names they have there.
+PUBLISHED = "/published"
+_TARGETS = 6
+
+#: What a call may take beyond its deadline: closing connections, and threads that cannot be interrupted.
 _GRACE_S = 1.0
 _SIZES = (0, 1, 5000, 64 * 1024, 200_000, 1024 * 1024, 1024 * 1024 + 1, 2_500_000)
 
@@ -23,10 +34,12 @@ _SIZES = (0, 1, 5000, 64 * 1024, 200_000, 1024 * 1024, 1024 * 1024 + 1, 2_500_00
 class Client:
     """One client and what it knows to be true of its directory."""
 
-    def __init__(self, world: SimWorld, filesystem: CurvineFileSystem, directory: str) -> None:
+    def __init__(self, world: SimWorld, filesystem: CurvineFileSystem, directory: str, published: Published) -> None:
         self.world = world
         self.filesystem = filesystem
         self.directory = directory
+        self.published = published
+        self.others: list[Client] = []
         self.names: dict[str, Name] = {}
         self.moves: list[Move] = []
         self.outcomes: Counter[str] = Counter()
@@ -37,10 +50,15 @@ class Client:
     # ------------------------------------------------------------------------------------------------------- calls
 
     async def _try(
-        self, what: str, bound_s: float, call: Callable[[], Awaitable[T]], *, absent: bool = False
+        self,
+        what: str,
+        bound_s: float,
+        call: Callable[[], Awaitable[T]],
+        *,
+        answers: tuple[type[CurvfsError], ...] = (),
     ) -> T | CurvfsError:
         """Make a call. It ends by its deadline; what it raises is one of our errors, and none that blames us.
-        ``absent``: that there is no such file may be the answer."""
+        Errors that are ``answers`` (there is no such file) may come at any time."""
         began_s = self.world.clock.monotonic_s()
         outcome: T | CurvfsError
         try:
@@ -49,15 +67,22 @@ class Client:
             outcome = error
         took_s = self.world.clock.monotonic_s() - began_s
         assert took_s <= bound_s + _GRACE_S, f"{what} took {took_s:.1f} s, more than {bound_s:.1f} s: {outcome!r}"
-        if isinstance(outcome, CurvfsError):
-            assert not self.calm or (absent and isinstance(outcome, NotFound)), (
-                f"{what} failed although there are no faults any more: {outcome!r}"
-            )
-            assert not isinstance(outcome, LocalProtocolError | RemoteProtocolError), f"{what}: {outcome!r}"
-            self.outcomes[f"{what.split()[0]}: {type(outcome).__name__}"] += 1
-        else:
+        if not isinstance(outcome, CurvfsError):
             self.outcomes[what.split()[0]] += 1
+            return outcome
+        calm = self.calm and not isinstance(outcome, answers)
+        assert not calm, f"{what} failed although there are no faults any more: {outcome!r}"
+        assert not isinstance(outcome, LocalProtocolError | RemoteProtocolError), f"{what}: {outcome!r}"
+        self.outcomes[f"{what.split()[0]}: {type(outcome).__name__}"] += 1
         return outcome
+
+    async def _local(self, function: Callable[..., object], *args: object) -> object:
+        """Use a local descriptor, as kvstore does. A fault of the disk is returned."""
+        try:
+            return await self.world.threads.run(function, *args)
+        except OSError as error:
+            assert not self.calm
+            return error
 
     @property
     def _call_s(self) -> float:
@@ -71,31 +96,62 @@ class Client:
         frames = size_bytes // config.chunk_size_bytes + 2
         return 2 * (config.connect_timeout_s + frames * config.data_timeout_s) + 3 * blocks * self._call_s
 
-    # -------------------------------------------------------------------------------------------------- operations
+    # ----------------------------------------------------------------------------------------------------- writing
 
     async def write(self) -> None:
         """A new file, in pieces."""
-        path, content = self._new_path(), self._content()
-        name = self.names[path] = Name(path, [ABSENT], [content])
-        writer = await self._try(f"create {path}", 3 * self._call_s, lambda: self.filesystem.create(path))
-        if isinstance(writer, CurvfsError):
-            name.may_hold.append(b"")
+        path = self._new_path()
+        name = self.names[path] = Name(path, [ABSENT])
+        await self._write(name, self._content())
+
+    async def overwrite(self) -> None:
+        """Another file in place of one that is there."""
+        name = self._some_file()
+        if name is not None:
+            await self._write(name, self._content(), overwrite=True)
+
+    async def append(self) -> None:
+        """More bytes at the end of a file."""
+        name = self._some_file()
+        if name is None:
             return
-        bound_s = self._data_s(len(content))
-        view = memoryview(content)
+        old, more = self._held(name), self._content()
+        name.now(old, unfinished=[old + more])
+        writer = await self._try(
+            f"open_for_write {name.path}",
+            3 * self._call_s,
+            lambda: self.filesystem.open_for_write(name.path, append=True),
+        )
+        if not isinstance(writer, CurvfsError):
+            await self._fill(name, writer, more, old + more)
+
+    async def _write(self, name: Name, content: bytes, *, overwrite: bool = False) -> None:
+        path = name.path
+        name.now(*name.may_hold, b"", unfinished=[content])
+        writer = await self._try(
+            f"create {path}", 3 * self._call_s, lambda: self.filesystem.create(path, overwrite=overwrite)
+        )
+        if not isinstance(writer, CurvfsError):
+            name.now(b"", unfinished=[content])
+            await self._fill(name, writer, content, content)
+
+    async def _fill(self, name: Name, writer: FileWriter, piece: bytes, whole: bytes) -> None:
+        """Write in pieces and close; from then on the file holds ``whole``."""
+        bound_s = self._data_s(len(whole))
+        view = memoryview(piece)
         while len(view):
-            piece = view[: self.world.random.randint(1, len(view))]
-            outcome = await self._try(f"write {path}", bound_s, lambda piece=piece: writer.write(piece))  # type: ignore[misc]
-            if isinstance(outcome, CurvfsError):
-                await self._try(f"abort {path}", bound_s, writer.abort)
+            some = view[: self.world.random.randint(1, len(view))]
+            taken = await self._try(f"write {name.path}", bound_s, lambda some=some: writer.write(some))  # type: ignore[misc]
+            if isinstance(taken, CurvfsError):
+                await self._try(f"abort {name.path}", bound_s, writer.abort)
                 return
-            view = view[len(piece) :]
+            view = view[len(some) :]
         for _ in range(self.world.random.randint(1, 3)):  # a close that failed may be tried again
-            outcome = await self._try(f"close {path}", bound_s, writer.close)
-            if not isinstance(outcome, CurvfsError):
-                name.may_hold, name.unfinished = [content], []
+            closed = await self._try(f"close {name.path}", bound_s, writer.close)
+            if not isinstance(closed, CurvfsError):
+                name.now(whole)
                 return
-        await self._try(f"abort {path}", bound_s, writer.abort)
+        await self._try(f"abort {name.path}", bound_s, writer.abort)
 
     async def write_extent(self) -> None:
         """A new file of one block, through a local descriptor where there is one."""
@@ -108,19 +164,45 @@ class Client:
         if isinstance(extent, CurvfsError):
             return
         local = extent.local
+        outcome: object
         if local is not None:
-            await self.world.threads.run(self.world.disk.pwrite_full, local.fd, content, 0)
+            outcome = await self._local(self.world.disk.pwrite_full, local.fd, content, 0)
         else:
             outcome = await self._try(f"write_extent {path}", bound_s, lambda: extent.write(content, 0))
-            if isinstance(outcome, CurvfsError):
-                await self._try(f"abort_extent {path}", bound_s, extent.abort)
+        if not isinstance(outcome, CurvfsError | OSError):
+            outcome = await self._try(f"commit {path}", bound_s, extent.commit)
+            if not isinstance(outcome, CurvfsError):
+                name.now(content)
                 return
-        outcome = await self._try(f"commit {path}", bound_s, extent.commit)
-        if isinstance(outcome, CurvfsError):
             name.may_hold.append(content)
-            await self._try(f"abort_extent {path}", bound_s, extent.abort)
+        await self._try(f"abort_extent {path}", bound_s, extent.abort)
+
+    async def publish(self) -> None:
+        """Write a file and rename it to a name that others want, too."""
+        target = f"{PUBLISHED}/{self.world.random.randrange(_TARGETS)}"
+        path, content = self._new_path(), self._content()
+        name = self.names[path] = Name(path, [ABSENT])
+        await self._write(name, content)
+        if not name.certain:
+            return
+        name.now(content, ABSENT)
+        self.published.maybe(target, content)
+        outcome = await self._try(
+            f"publish {target}",
+            3 * self._call_s,
+            lambda: self.filesystem.rename(path, target, replace=False),
+            answers=(FileExists_,),
+        )
+        if isinstance(outcome, FileExists_):
+            name.now(content)
+            self.published.lost(target, content)
+        elif isinstance(outcome, CurvfsError):
+            assert not isinstance(outcome, NotFound), f"{path}: {outcome!r}"
         else:
-            name.may_hold, name.unfinished = [content], []
+            name.now(ABSENT)
+            self.published.won(target, content)
+
+    # ----------------------------------------------------------------------------------------------------- reading
 
     async def read(self) -> None:
         name = self._some_name()
@@ -129,33 +211,49 @@ class Client:
 
     async def check(self, name: Name) -> None:
         """Read a file and compare."""
-        reader = await self._try(
-            f"open {name.path}", self._call_s, lambda: self.filesystem.open(name.path), absent=True
-        )
-        if isinstance(reader, NotFound):
-            name.check(ABSENT, complete=True)
-            return
-        if isinstance(reader, CurvfsError):
-            return
-        try:
-            content = await self._try(
-                f"read {name.path}",
-                self._data_s(reader.length_bytes),
-                lambda: reader.read_at(0, reader.length_bytes + 1),
-            )
-        finally:
-            await reader.aclose()
-        if isinstance(content, bytes):
-            name.check(content, complete=reader.status.is_complete)
+        content = await self._read(name.path)
+        if not isinstance(content, CurvfsError):
+            name.check(content)
         else:
             assert not (name.certain and isinstance(content, BlockNotFound | NotFound)), f"{name.path}: {content!r}"
 
+    async def _read(self, path: str) -> bytes | CurvfsError | None:
+        """The content of a file, ABSENT when there is none, or the error."""
+        reader = await self._try(f"open {path}", self._call_s, lambda: self.filesystem.open(path), answers=(NotFound,))
+        if isinstance(reader, NotFound):
+            return ABSENT
+        if isinstance(reader, CurvfsError):
+            return reader
+        try:
+            return await self._try(
+                f"read {path}", self._data_s(reader.length_bytes), lambda: reader.read_at(0, reader.length_bytes + 1)
+            )
+        finally:
+            await reader.aclose()
+
+    async def read_published(self) -> None:
+        path = f"{PUBLISHED}/{self.world.random.randrange(_TARGETS)}"
+        certain = path in self.published.certain
+        content = await self._read(path)
+        if not isinstance(content, CurvfsError) and (certain or content is not ABSENT):
+            self.published.check(path, content)
+
+    async def read_others(self) -> None:
+        """Read a file of another client; it must be right if it was not changed meanwhile."""
+        name = self.world.random.choice(self.others)._some_name()
+        if name is None or not name.certain:
+            return
+        version = name.version
+        content = await self._read(name.path)
+        if not isinstance(content, CurvfsError) and name.version == version:
+            name.check(content)
+
     async def read_extents(self) -> None:
         """Read a file through its extents, the local ones from their descriptors."""
-        name = self._some_name()
-        if name is None or not name.certain or name.may_hold[0] is ABSENT:
+        name = self._some_file()
+        if name is None:
             return
-        bound_s = self._data_s(len(name.may_hold[0]))
+        bound_s = self._data_s(len(self._held(name)))
         extents = await self._try(f"open_extents {name.path}", bound_s, lambda: self.filesystem.open_extents(name.path))
         if isinstance(extents, CurvfsError):
             assert not isinstance(extents, NotFound), f"{name.path}: {extents!r}"
@@ -166,24 +264,25 @@ class Client:
                 start = extent.file_offset_bytes
                 view = memoryview(content)[start : start + extent.length_bytes]
                 fd = getattr(extent, "fd", None)
+                outcome: object
                 if fd is not None:
-                    await self.world.threads.run(self.world.disk.pread_full, fd, view, 0)
-                    continue
-                outcome = await self._try(
-                    f"read_extents {name.path}",
-                    bound_s,
-                    lambda view=view, start=start: extents.readinto(view, start),  # type: ignore[misc]
-                )
-                if isinstance(outcome, CurvfsError):
+                    outcome = await self._local(self.world.disk.pread_full, fd, view, 0)
+                else:
+                    outcome = await self._try(
+                        f"read_extents {name.path}",
+                        bound_s,
+                        lambda view=view, start=start: extents.readinto(view, start),  # type: ignore[misc]
+                    )
+                if isinstance(outcome, CurvfsError | OSError):
                     return
-        name.check(bytes(content), complete=True)
+        name.check(bytes(content))
 
     async def stat(self) -> None:
         name = self._some_name()
         if name is None or not name.certain:
             return
         status = await self._try(
-            f"stat {name.path}", self._call_s, lambda: self.filesystem.stat(name.path), absent=True
+            f"stat {name.path}", self._call_s, lambda: self.filesystem.stat(name.path), answers=(NotFound,)
         )
         held = name.may_hold[0]
         if isinstance(status, NotFound):
@@ -192,37 +291,10 @@ class Client:
             assert held is not ABSENT, f"{name.path} is back"
             assert (status.length_bytes, status.is_complete) == (len(held), True), f"{name.path}: {status}"
 
-    async def rename(self) -> None:
-        name = self._some_name()
-        if name is None or not name.certain or name.may_hold[0] is ABSENT:
-            return
-        target = self._new_path()
-        content = name.may_hold[0]
-        outcome = await self._try(
-            f"rename {name.path}", 3 * self._call_s, lambda: self.filesystem.rename(name.path, target)
-        )
-        if isinstance(outcome, CurvfsError):
-            assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
-            name.may_hold = [content, ABSENT]
-            self.names[target] = Name(target, [content, ABSENT])
-            self.moves.append(Move(name.path, target, content))
-        else:
-            name.may_hold = [ABSENT]
-            self.names[target] = Name(target, [content])
-
-    async def delete(self) -> None:
-        name = self._some_name()
-        if name is None or not name.certain or name.may_hold[0] is ABSENT:
-            return
-        outcome = await self._try(f"delete {name.path}", 3 * self._call_s, lambda: self.filesystem.delete(name.path))
-        if isinstance(outcome, CurvfsError):
-            assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
-            name.may_hold.append(ABSENT)
-        else:
-            name.may_hold = [ABSENT]
-
     async def list(self) -> None:
-        found = await self._try(f"list {self.directory}", self._call_s, lambda: self.filesystem.list(self.directory))
+        found = await self._try(
+            f"list {self.directory}", 2 * self._call_s, lambda: self.filesystem.list(self.directory)
+        )
         if isinstance(found, CurvfsError):
             return
         paths = {status.path for status in found}
@@ -231,21 +303,57 @@ class Client:
                 assert (name.path in paths) == (name.may_hold[0] is not ABSENT), f"{name.path} in {sorted(paths)}"
         assert paths <= set(self.names), f"nobody made {sorted(paths - set(self.names))}"
 
+    # ------------------------------------------------------------------------------------------------------- names
+
+    async def rename(self) -> None:
+        name = self._some_file()
+        if name is None:
+            return
+        target, content = self._new_path(), self._held(name)
+        name.now(content, ABSENT)
+        self.names[target] = Name(target, [content, ABSENT])
+        outcome = await self._try(
+            f"rename {name.path}", 3 * self._call_s, lambda: self.filesystem.rename(name.path, target)
+        )
+        if isinstance(outcome, CurvfsError):
+            assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
+            self.moves.append(Move(name.path, target, content))
+        else:
+            name.now(ABSENT)
+            self.names[target].now(content)
+
+    async def delete(self) -> None:
+        name = self._some_file()
+        if name is None:
+            return
+        name.now(self._held(name), ABSENT)
+        outcome = await self._try(f"delete {name.path}", 3 * self._call_s, lambda: self.filesystem.delete(name.path))
+        if isinstance(outcome, CurvfsError):
+            assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
+        else:
+            name.now(ABSENT)
+
+    # --------------------------------------------------------------------------------------------------------- all
+
     async def work(self, turns: int) -> None:
         """Do so many things, one after the other."""
-        things = (
-            self.write,
-            self.write_extent,
-            self.read,
-            self.read_extents,
-            self.stat,
-            self.rename,
-            self.delete,
-            self.list,
-        )
-        weights = (5, 3, 6, 3, 2, 3, 2, 1)
+        things: dict[Callable[[], Awaitable[None]], int] = {
+            self.write: 5,
+            self.write_extent: 3,
+            self.overwrite: 2,
+            self.append: 2,
+            self.publish: 3,
+            self.read: 5,
+            self.read_others: 3,
+            self.read_published: 2,
+            self.read_extents: 3,
+            self.stat: 2,
+            self.rename: 3,
+            self.delete: 2,
+            self.list: 1,
+        }
         for _ in range(turns):
-            (thing,) = self.world.random.choices(things, weights)
+            (thing,) = self.world.random.choices(list(things), list(things.values()))
             await thing()
             await self.world.clock.sleep(self.world.random.expovariate(4))
 
@@ -257,19 +365,31 @@ class Client:
             there = [await self.filesystem.exists(path) for path in (move.source, move.target)]
             assert there in ([True, False], [False, True]), f"{move.source} -> {move.target}: {there}"
         await self.list()
-
-    # -------------------------------------------------------------------------------------------------------- names
+        for path in self.published.paths():
+            content = await self._read(path)
+            assert not isinstance(content, CurvfsError)
+            self.published.check(path, content)
 
     def _new_path(self) -> str:
         self._next += 1
         return f"{self.directory}/{self._next:04d}"
 
     def _content(self) -> bytes:
-        size_bytes = self.world.random.choice(_SIZES)
-        return self.world.random.randbytes(size_bytes)
+        return self.world.random.randbytes(self.world.random.choice(_SIZES))
 
     def _some_name(self) -> Name | None:
         return self.world.random.choice(list(self.names.values())) if self.names else None
+
+    def _some_file(self) -> Name | None:
+        """A name that certainly holds a file."""
+        files = [name for name in self.names.values() if name.certain and name.may_hold[0] is not ABSENT]
+        return self.world.random.choice(files) if files else None
+
+    @staticmethod
+    def _held(name: Name) -> bytes:
+        content = name.may_hold[0]
+        assert content is not None
+        return content
 
 
 async def everybody_works(clients: list[Client], turns: int) -> None:
