@@ -1,0 +1,135 @@
+"""What the suite runs against: an embedded server in a thread of its own, or the cluster that the environment names.
+
+``CURVFS_TEST_MASTER=host:port`` names a cluster's leading master and ``CURVFS_TEST_STANDBY=host:port`` one that is not
+leading. Nothing else of a cluster is needed, and nothing but a fresh directory of it is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import trio
+from conformance.probe import CREAT, WRONLY, Address, Probe, Target, Wire
+from conformance.rules import ALPHA, HEAD, V041, Version
+
+from curvfs.server import behaviour
+from curvfs.server.service import Server, run_server
+
+MASTER_VARIABLE = "CURVFS_TEST_MASTER"
+STANDBY_VARIABLE = "CURVFS_TEST_STANDBY"
+
+START_TIMEOUT_S = 30.0
+
+
+def named_master() -> Address | None:
+    """The cluster that the environment asks for; None for the embedded server."""
+    return _address(MASTER_VARIABLE)
+
+
+def named_standby() -> Address | None:
+    return _address(STANDBY_VARIABLE)
+
+
+def _address(variable: str) -> Address | None:
+    text = os.environ.get(variable, "")
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{variable} must be host:port, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+class ThreadedServer:
+    """An embedded server with two workers and a standby master, in a thread with its own event loop."""
+
+    def __init__(self, directory: Path, version: Version) -> None:
+        self._directory = directory
+        self._version = version
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._scope = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self.server: Server | None = None
+        self._thread = threading.Thread(target=self._run, name=f"server-{version.label}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(START_TIMEOUT_S), "the embedded server did not start"
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            try:
+                self._token.run_sync_soon(self._scope.cancel)
+            except trio.RunFinishedError:
+                pass
+        self._thread.join(START_TIMEOUT_S)
+        assert not self._thread.is_alive(), "the embedded server did not stop"
+
+    @property
+    def target(self) -> Target:
+        server = self.server
+        assert server is not None and server.standby_port is not None
+        return Target(
+            (server.host, server.master_port), (server.host, server.standby_port), self._version, embedded=True
+        )
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self.server = await nursery.start(
+                    partial(
+                        run_server,
+                        str(self._directory),
+                        master_port=0,
+                        worker_port=0,
+                        standby_port=0,
+                        hostname="localhost",
+                        more_workers=("second-host",),
+                        behaviour=behaviour.BEHAVIOURS[self._version.label],
+                    )
+                )
+                self._ready.set()
+
+
+async def detect(master: Address, directory: str) -> Version:
+    """The generation of a cluster, as 8.4 item 7 says. ``directory`` is made for the purpose."""
+    wire = await Wire.connect(master)
+    probe = Probe(Target(master, None, HEAD, embedded=False), wire, directory)
+    try:
+        await probe.mkdir(directory)
+        if (await probe.info()).HasField("compatibility"):
+            return HEAD
+        await probe.create(probe.at("generation"), WRONLY | CREAT)
+        await probe.complete(probe.at("generation"), 0)
+        changed = await probe.set_attr(probe.at("generation"), mode=0o600)
+        return V041 if changed.HasField("ctime") else ALPHA
+    finally:
+        await probe.aclose()
+
+
+async def remove(master: Address, directory: str) -> None:
+    """Remove what the suite made."""
+    wire = await Wire.connect(master)
+    probe = Probe(Target(master, None, HEAD, embedded=False), wire, directory)
+    try:
+        if await probe.exists(directory):
+            await probe.delete(directory, recursive=True)
+    finally:
+        await probe.aclose()
