@@ -1,0 +1,134 @@
+"""Two mounts of one pool under different client names: what one closes the other sees, and seals hold on both."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.t4_mount.mounts import Mount, mounted, refused
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mount, Mount]]:
+    """One mount that reads blocks directly, and one whose name is another: it reads through the worker."""
+    directory = tmp_path_factory.mktemp("pair")
+    pool = directory / "pool"
+    with (
+        mounted(directory, "--embedded", pool, name="a") as first,
+        mounted(directory, "--embedded", pool, "--client-hostname", "elsewhere", name="b") as second,
+    ):
+        yield first, second
+
+
+def publish(mount: Mount, name: str, content: bytes, tmp: str = "") -> None:
+    staging = mount.kv / (tmp or f"{name}.tmp")
+    staging.write_bytes(content)
+    os.replace(staging, mount.kv / name)
+
+
+def test_close_to_open(pair: tuple[Mount, Mount]) -> None:
+    """Appended to, or removed and made anew, 40 times in turn: an open after the close sees it all."""
+    content = b""
+    (pair[0].path / "grows").write_bytes(content)
+    for number in range(40):
+        writer, reader = pair[number % 2], pair[1 - number % 2]
+        if number % 8 == 7:
+            (writer.path / "grows").unlink()
+            content = b""
+        with open(writer.path / "grows", "ab") as file:
+            file.write(piece := os.urandom(5000))
+        content += piece
+        assert (reader.path / "grows").stat().st_size == len(content)
+        assert (reader.path / "grows").read_bytes() == content
+
+
+def test_fsync_makes_visible(pair: tuple[Mount, Mount]) -> None:
+    with open(pair[0].path / "synced", "wb", buffering=0) as file:
+        file.write(b"one")
+        os.fsync(file.fileno())
+        assert (pair[1].path / "synced").read_bytes() == b"one"
+        file.write(b"two")
+        os.fsync(file.fileno())
+        assert (pair[1].path / "synced").read_bytes() == b"onetwo"
+
+
+def test_sealed_on_both(pair: tuple[Mount, Mount]) -> None:
+    content = os.urandom(3 << 20)
+    publish(pair[0], "sealed", content)
+    for mount in pair:
+        assert (mount.kv / "sealed").read_bytes() == content
+        refused(errno.EPERM, lambda mount=mount: os.open(mount.kv / "sealed", os.O_WRONLY))
+        refused(errno.EPERM, lambda mount=mount: os.truncate(mount.kv / "sealed", 0))
+
+
+def test_a_seal_survives_the_mount(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    with mounted(tmp_path, "--embedded", pool, name="b") as other:
+        with mounted(tmp_path, "--embedded", pool, name="a") as first:
+            publish(first, "x", b"content")
+        with mounted(tmp_path, "--embedded", pool, "--client-hostname", "elsewhere", name="a") as again:
+            for mount in (again, other):
+                refused(errno.EPERM, lambda mount=mount: os.open(mount.kv / "x", os.O_WRONLY | os.O_TRUNC))
+                assert (mount.kv / "x").read_bytes() == b"content"
+
+
+def test_private_files_are_seen_on_their_own_mount_only(pair: tuple[Mount, Mount]) -> None:
+    a, b = pair
+    with open(a.kv / "p.tmp", "wb", buffering=0) as first:
+        first.write(b"A" * 1000)
+        refused(errno.ENOENT, (b.kv / "p.tmp").stat)
+        with open(b.kv / "p.tmp", "wb", buffering=0) as second:
+            second.write(b"B" * 10)
+            first.write(b"A" * 1000)
+        os.rename(b.kv / "p.tmp", b.kv / "p")
+        assert (a.kv / "p").read_bytes() == b"B" * 10
+    os.rename(a.kv / "p.tmp", a.kv / "p")
+    for mount in pair:
+        assert (mount.kv / "p").read_bytes() == b"A" * 2000
+
+
+def test_what_nobody_renames_appears_elsewhere_after_the_grace_time(pair: tuple[Mount, Mount]) -> None:
+    a, b = pair
+    (a.kv / "late").write_bytes(b"content")
+    deadline = time.monotonic() + 5
+    while not (b.kv / "late").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (b.kv / "late").read_bytes() == b"content"
+    (b.kv / "late").write_bytes(b"rewritten there")
+    time.sleep(1.6)
+    assert (a.kv / "late").read_bytes() == b"rewritten there"
+
+
+def test_replaced_elsewhere(pair: tuple[Mount, Mount]) -> None:
+    """A reader on the other mount gets old or new bytes, whole, and the new ones within the cache time."""
+    a, b = pair
+    publish(a, "r", b"0" * 500)
+    for number in range(1, 20):
+        assert set((b.kv / "r").read_bytes()) <= {48 + number - 1}
+        publish(a, "r", bytes([48 + number]) * 500)
+        assert (b.kv / "r").read_bytes() == bytes([48 + number]) * 500
+
+
+def test_an_open_object_survives_its_removal_elsewhere_when_it_is_local(pair: tuple[Mount, Mount]) -> None:
+    a, b = pair
+    content = os.urandom(1 << 20)
+    publish(b, "gone", content)
+    with open(a.kv / "gone", "rb", buffering=0) as file:
+        (b.kv / "gone").unlink()
+        assert file.read() == content
+    refused(errno.ENOENT, (a.kv / "gone").open)
+
+
+def test_removed_and_made_anew_elsewhere(pair: tuple[Mount, Mount]) -> None:
+    a, b = pair
+    publish(a, "n", b"first")
+    assert (b.kv / "n").read_bytes() == b"first"
+    (a.kv / "n").unlink()
+    publish(a, "n", b"second")
+    assert (b.kv / "n").read_bytes() == b"second"
