@@ -87,9 +87,15 @@ class PageIO:
                 raise
         finally:
             self.slabs.release(slab)
-        if not published and not self.plausible(self._backend.confirm([page.name])[0]):
-            raise Refused(Miss.DAMAGED, f"{page.name} is taken by something that is no such object; remove it.")
+        if not published:
+            self.taken(page, self._backend.confirm([page.name])[0])
         return self._page_bytes
+
+    def taken(self, page: Page, found: Found | CurvfsError | None) -> bool:
+        """Is the page's name taken by an object of its kind? Raises Refused when something else has it."""
+        if isinstance(found, Found) and not self.plausible(found):
+            raise Refused(Miss.DAMAGED, f"{page.name} is taken by something that is no such object; remove it.")
+        return isinstance(found, Found)
 
     def load(self, page: Page) -> Result | None:
         """Read, verify and copy out a page. None: given up meanwhile, and nothing was copied."""

@@ -238,7 +238,12 @@ class KVStore:
         """Ask for all of them in one round, store those that are not there."""
         found = [None] * len(pages) if self._closed else self._confirm([page.name for page in pages])
         for page, answer in zip(pages, found, strict=True):
-            if self._pages.plausible(answer):
+            try:
+                there = self._pages.taken(page, answer)
+            except CurvfsError as error:
+                self._settle(page, miss_of(error), error)
+                continue
+            if there:
                 self._counters.existed()
                 self._settle(page, self.geometry.size_bytes)
             elif len(pages) == 1:

@@ -77,7 +77,7 @@ def test_near_and_far_see_the_same_pages(master: tuple[str, Path | None], near: 
 
 
 def test_no_server_is_one_sentence() -> None:
-    with pytest.raises(TransportError, match="127.0.0.1:1"):
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:1"):
         kvstore.open("curvine://127.0.0.1:1/x?retry_max=1s&connect_timeout=1s", WHOSE, geometry=PAGE)
     with pytest.raises(ConfigError):
         kvstore.open("curvine:///x", WHOSE, geometry=PAGE)
@@ -98,11 +98,13 @@ def test_a_server_that_dies_gives_misses_and_its_return_gives_hits(tmp_path: Pat
     assert not any(store.put(keys[2:], content[2:]).result())
     assert store.stats().failing_puts == 2
     store.close()
-    with serving(pool) as address:
-        with kvstore.open(place.url.replace(place.url.split("/")[2], address), WHOSE, geometry=PAGE) as again:
-            assert again.lookup(keys).pages == 2
-            assert again.get(keys[:2], got).result() == [PAGE.size_bytes] * 2
-            assert got == content[:2]
+    with (
+        serving(pool) as address,
+        kvstore.open(place.url.replace(place.url.split("/")[2], address), WHOSE, geometry=PAGE) as again,
+    ):
+        assert again.lookup(keys).pages == 2
+        assert again.get(keys[:2], got).result() == [PAGE.size_bytes] * 2
+        assert got == content[:2]
 
 
 def test_a_file_that_is_no_directory_is_said(near: Namespace) -> None:

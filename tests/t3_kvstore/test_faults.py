@@ -1,0 +1,395 @@
+"""Storage that is short, interrupted, slow, broken or stuck; forks, closing, deadlines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from curvfs.errors import CurvfsError, UsageError
+from curvfs.world import RealDisk, World
+from kvstore import Geometry, Identity, KVStore, Miss
+from kvstore.engine.base import OpenFile
+from kvstore.engine.threads import ThreadsEngine
+from kvstore.keys import PageKey
+from tests.t3_kvstore.places import Directory, empty, pages, untouched
+
+PAGE = Geometry.raw(1 << 20, page_tokens=4)
+
+
+class FaultyDisk(RealDisk):
+    """A real disk on which ``preadv`` and ``pwritev`` meet what ``fault(call number, bytes asked)`` says: an OSError to
+    raise, or how many bytes the call may move at most."""
+
+    def __init__(self, fault: Callable[[int, int], OSError | int | None]) -> None:
+        super().__init__()
+        self.fault = fault
+        self.calls = 0
+        self._lock = threading.Lock()
+
+    def _met(self, size_bytes: int) -> int:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+        met = self.fault(number, size_bytes)
+        if isinstance(met, OSError):
+            raise met
+        return size_bytes if met is None else met
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        view = memoryview(buffers[0])
+        at_most = self._met(len(view))
+        count = super().preadv(fd, [view], offset_bytes, flags)
+        if count <= at_most:
+            return count
+        view[at_most:count] = b"\xdd" * (count - at_most)  # what was not read is not there either
+        return at_most
+
+    def pwritev(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        view = memoryview(buffers[0])
+        at_most = self._met(len(view))
+        return super().pwritev(
+            fd, [view[: at_most // 512 * 512]] if at_most < len(view) else [view], offset_bytes, flags
+        )
+
+
+class StuckDisk(RealDisk):
+    """A real disk whose reads or writes wait, while ``stuck`` is set, until they are let go."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self._call = call
+        self.stuck = False
+        self.go = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    def _wait(self, call: str) -> None:
+        if self.stuck and call == self._call:
+            self.waiting.release()
+            assert self.go.wait(30)
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        self._wait("read")
+        return super().preadv(fd, buffers, offset_bytes, flags)
+
+    def pwritev(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        self._wait("write")
+        return super().pwritev(fd, buffers, offset_bytes, flags)
+
+
+def keys_of(store: KVStore, count: int) -> list[PageKey]:
+    return store.keys(list(range(4 * count)))
+
+
+def filled(directory: Directory, count: int) -> list[bytearray]:
+    content = pages(PAGE, count)
+    store = directory.open(PAGE)
+    assert all(store.put(keys_of(store, count), content).result())
+    return content
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_short_and_interrupted_calls_are_gone_on_with(directory: Directory, direct: bool) -> None:
+    def fault(number: int, size: int) -> OSError | int | None:
+        if number % 10 == 0:
+            return OSError(errno.EINTR if number % 20 else errno.EAGAIN, "again")
+        return size // 2 + (7 if number % 2 else 0) if number % 3 == 0 and size > 4096 else None
+
+    disk = FaultyDisk(fault)
+    store = directory.open(PAGE, world=World(disk=disk), direct=direct, depth=16)
+    count = 60
+    content = pages(PAGE, count)
+    assert store.put(keys_of(store, count), content).result() == [PAGE.size_bytes] * count
+    got = empty(PAGE, count)
+    assert store.get(keys_of(store, count), got).result() == [PAGE.size_bytes] * count
+    assert got == content
+    assert disk.calls > 3 * count
+    assert store.stats().direct is direct
+
+
+def test_a_read_that_ends_early_is_a_miss(directory: Directory) -> None:
+    filled(directory, 3)
+    disk = FaultyDisk(lambda number, size: 0 if number == 4 else None)
+    store = directory.open(PAGE, world=World(disk=disk), depth=1)
+    got = empty(PAGE, 3)
+    results = store.get(keys_of(store, 3), got).result()  # calls 1 and 2 were the probe's
+    assert results.count(Miss.DAMAGED) == 1
+    assert untouched([got[results.index(Miss.DAMAGED)]])
+
+
+@pytest.mark.parametrize(
+    ("number", "miss"),
+    [(errno.EIO, Miss.IO), (errno.ENOSPC, Miss.NO_SPACE), (errno.EDQUOT, Miss.NO_SPACE), (errno.EACCES, Miss.DENIED)],
+)
+def test_failed_writes_are_told_and_leave_nothing(directory: Directory, number: int, miss: Miss) -> None:
+    broken = [False]
+    disk = FaultyDisk(lambda call, size: OSError(number, os.strerror(number)) if broken[0] else None)
+    store = directory.open(PAGE, world=World(disk=disk))
+    broken[0] = True
+    transfer = store.put(keys_of(store, 3), pages(PAGE, 3))
+    assert transfer.result() == [miss] * 3
+    error = transfer.error(0)
+    assert isinstance(error, CurvfsError)
+    assert error.errno_ == number
+    assert str(directory.root) in str(error)
+    stats = store.stats()
+    assert (stats.failing_puts, stats.put_failures) == (3, {miss.value: 3})
+    assert directory.objects() == directory.staged() == []
+    broken[0] = False
+    assert all(store.put(keys_of(store, 3), pages(PAGE, 3)).result())
+    assert store.stats().failing_puts == 0
+
+
+def test_one_failed_read_does_not_touch_its_neighbours_nor_the_file(directory: Directory) -> None:
+    content = filled(directory, 8)
+    failed = [True]
+
+    def fault(number: int, size: int) -> OSError | None:
+        if number > 2 and size > 4096 and failed:
+            failed.clear()
+            return OSError(errno.EIO, "broken")
+        return None
+
+    store = directory.open(PAGE, world=World(disk=FaultyDisk(fault)))
+    got = empty(PAGE, 8)
+    results = store.get(keys_of(store, 8), got).result()
+    broken = results.index(Miss.IO)
+    assert results.count(Miss.IO) == 1
+    assert untouched([got[broken]])
+    assert [one for index, one in enumerate(got) if index != broken] == content[:broken] + content[broken + 1 :]
+    assert store.get(keys_of(store, 8), got).result() == [PAGE.size_bytes] * 8
+    assert got == content
+
+
+def test_a_late_completion_touches_nothing_that_was_given_back(directory: Directory) -> None:
+    content = filled(directory, 4)
+    disk = StuckDisk("read")
+    store = directory.open(PAGE, world=World(disk=disk), depth=4)
+    got = empty(PAGE, 2)
+    disk.stuck = True
+    begun = time.monotonic()
+    assert store.get(keys_of(store, 2), got, timeout_s=0.2).result() == [Miss.DEADLINE] * 2
+    assert time.monotonic() - begun < 2
+    assert store.stats().slabs_in_use == 2
+    disk.stuck = False
+    # The same memory is used again while the old reads still hold their slabs.
+    assert store.get(keys_of(store, 4)[2:], got).result() == [PAGE.size_bytes] * 2
+    assert got == content[2:]
+    disk.go.set()
+    until(lambda: store.stats().slabs_in_use == 0)
+    assert got == content[2:]
+    assert store.stats().get_misses == {"deadline": 2}
+    assert store.get(keys_of(store, 2), got).result() == [PAGE.size_bytes] * 2
+    assert got == content[:2]
+
+
+def test_every_worker_stuck_is_a_deadline_for_all_and_no_end(directory: Directory) -> None:
+    content = filled(directory, 4)
+    disk = StuckDisk("read")
+    store = directory.open(PAGE, world=World(disk=disk), depth=2)
+    disk.stuck = True
+    outcomes: list[list[Any]] = []
+
+    def call() -> None:
+        outcomes.append(store.get(keys_of(store, 4), empty(PAGE, 4), timeout_s=0.3).result())
+
+    begun = time.monotonic()
+    callers = [threading.Thread(target=call) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(5)
+    assert time.monotonic() - begun < 3
+    assert outcomes == [[Miss.DEADLINE] * 4] * 8
+    disk.stuck = False
+    disk.go.set()
+    got = empty(PAGE, 4)
+    assert store.get(keys_of(store, 4), got).result() == [PAGE.size_bytes] * 4
+    assert got == content
+    until(lambda: store.stats().in_flight == 0)
+
+
+def test_a_put_given_up_lets_go_of_the_callers_memory(directory: Directory) -> None:
+    disk = StuckDisk("write")
+    store = directory.open(PAGE, world=World(disk=disk))
+    disk.stuck = True
+    source = pages(PAGE, 1)
+    wanted = bytes(source[0])
+    transfer = store.put(keys_of(store, 1), source)
+    assert disk.waiting.acquire(timeout=10)
+    assert transfer.result(timeout_s=0.1) == [Miss.DEADLINE]
+    source[0].clear()  # not looked at any more
+    disk.go.set()
+    until(lambda: store.stats().in_flight == 0)
+    got = empty(PAGE, 1)
+    assert store.get(keys_of(store, 1), got).result() == [PAGE.size_bytes]
+    assert got[0] == wanted
+
+
+def test_cancel(directory: Directory) -> None:
+    filled(directory, 4)
+    disk = StuckDisk("read")
+    store = directory.open(PAGE, world=World(disk=disk), depth=1)
+    disk.stuck = True
+    got = empty(PAGE, 4)
+    transfer = store.get(keys_of(store, 4), got)
+    assert disk.waiting.acquire(timeout=10)
+    transfer.cancel()
+    assert transfer.result() == [Miss.CANCELLED] * 4
+    disk.go.set()
+    until(lambda: store.stats().in_flight == 0)
+    assert untouched(got)
+
+
+def test_closing_with_requests_under_way_is_bounded(directory: Directory) -> None:
+    filled(directory, 4)
+    disk = StuckDisk("read")
+    store = directory.open(PAGE, world=World(disk=disk), depth=1)
+    disk.stuck = True
+    got = empty(PAGE, 4)
+    transfer = store.get(keys_of(store, 4), got)
+    assert disk.waiting.acquire(timeout=10)
+    begun = time.monotonic()
+    assert store.close(timeout_s=0.3) is False
+    assert time.monotonic() - begun < 3
+    assert transfer.result() == [Miss.CANCELLED] * 4
+    disk.go.set()
+    time.sleep(0.1)
+    assert untouched(got)
+
+
+def test_closing_ends_what_has_begun(directory: Directory) -> None:
+    store = directory.open(PAGE, depth=2)
+    transfer = store.put(keys_of(store, 30), pages(PAGE, 30))
+    assert store.close(timeout_s=20)
+    results = transfer.result()
+    stored = [bool(result) for result in results]
+    assert {result for result in results if not result} <= {Miss.CANCELLED}
+    again = directory.open(PAGE)
+    assert again.exists(keys_of(again, 30)) == stored
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(directory: Directory) -> None:
+    program = f"""if True:
+        import os, kvstore
+        page = kvstore.Geometry.raw(4096)
+        whose = kvstore.Identity.of(page, model="m", revision="r")
+        store = kvstore.open({directory.url!r}, whose, geometry=page)
+        keys = store.keys(list(range(8)))
+        store.put(keys[:4], [bytes(4096)] * 4).result()
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for call in (lambda: store.put(keys, [bytes(4096)] * 8), lambda: store.lookup(keys), store.sweep):
+                try:
+                    call()
+                except kvstore.store.UsageError as error:
+                    refused += "fork" in str(error)
+            closed = store.close()
+            with kvstore.open({directory.url!r}, whose, geometry=page) as own:
+                os._exit(0 if refused == 3 and closed and own.lookup(keys).pages == 4 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert all(store.put(keys, [bytes(4096)] * 8).result())
+        store.close()
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+    assert len(directory.objects()) == 8
+    assert directory.staged() == []
+
+
+def test_the_interpreter_ends_with_requests_under_way(directory: Directory) -> None:
+    program = f"""if True:
+        import kvstore
+        page = kvstore.Geometry.raw(1 << 20)
+        whose = kvstore.Identity.of(page, model="m", revision="r")
+        store = kvstore.open({directory.url!r}, whose, geometry=page)
+        store.put(store.keys(list(range(64))), [bytes(1 << 20)] * 64)
+    """
+    begun = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert time.monotonic() - begun < 20
+    reader = directory.open(Geometry.raw(1 << 20), revision="r", staging_expiry_s=0.1)
+    keys = reader.keys(list(range(64)))
+    assert [bool(result) for result in reader.get(keys, [bytearray(1 << 20) for _ in keys]).result()] == reader.exists(
+        keys
+    )
+
+
+def test_an_unforeseen_failure_is_a_miss_and_the_worker_lives(directory: Directory) -> None:
+    filled(directory, 2)
+
+    class Odd(Exception):
+        pass
+
+    def fault(number: int, size: int) -> None:
+        if number == 3:
+            raise Odd("nobody thought of this")
+
+    store = directory.open(PAGE, world=World(disk=FaultyDisk(fault)), depth=1)
+    got = empty(PAGE, 2)
+    assert store.get(keys_of(store, 2), got).result() == [Miss.IO, PAGE.size_bytes]
+    assert untouched(got[:1])
+
+
+class TestEngine:
+    """The engine by itself."""
+
+    def engine(self, fault: Callable[[int, int], OSError | int | None]) -> ThreadsEngine:
+        return ThreadsEngine(World(disk=FaultyDisk(fault)), depth=1)
+
+    def open(self, path: Path, size: int) -> OpenFile:
+        path.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
+        return OpenFile(os.open(path, os.O_RDWR), str(path), 4096)
+
+    def test_the_end_of_a_file_is_not_an_error(self, tmp_path: Path) -> None:
+        engine, file = self.engine(lambda number, size: None), self.open(tmp_path / "f", 5000)
+        assert engine.read(file, memoryview(bytearray(8192))) == 5000
+        os.close(file.fd)
+        engine.close(1)
+
+    def test_calls_that_never_move_a_byte_end_in_an_error(self, tmp_path: Path) -> None:
+        file = self.open(tmp_path / "f", 8192)
+        for fault in (lambda number, size: OSError(errno.EINTR, "again"), lambda number, size: min(size, 100)):
+            engine = self.engine(fault)
+            with pytest.raises(OSError):
+                engine.write(file, memoryview(bytearray(8192)))
+            engine.close(1)
+        engine = self.engine(lambda number, size: OSError(errno.EINTR, "again"))
+        with pytest.raises(OSError):
+            engine.read(file, memoryview(bytearray(8192)))
+        os.close(file.fd)
+        engine.close(1)
+
+    def test_a_closed_engine_takes_no_jobs(self) -> None:
+        engine = self.engine(lambda number, size: None)
+        assert engine.close(1)
+        with pytest.raises(CurvfsError):
+            engine.submit(lambda: None)
+
+
+def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_opening_again_after_a_failed_open_works(directory: Directory) -> None:
+    with pytest.raises(UsageError):
+        kvstore.open("file:///no/such/dir", Identity.of(PAGE, model="m", revision="r"), geometry=PAGE)
+    before = threading.active_count()
+    for url in ("file:///no/such/dir", "http://x", "file://host/dir", "file:relative", "", "/tmp"):
+        with pytest.raises(UsageError):
+            kvstore.open(url, Identity.of(PAGE, model="m", revision="r"), geometry=PAGE)
+    assert threading.active_count() <= before
+    filled(directory, 1)
