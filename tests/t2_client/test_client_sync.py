@@ -1,0 +1,236 @@
+"""The blocking face: plain threads, forks, the end of the thread and of the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from curvfs.api import Located, SyncFileSystem
+from curvfs.errors import ConfigError, ConnectFailed, CurvfsError, DeadlineExceeded, NotFound, UsageError
+from tests.t2_client.conftest import WORKER_HOSTNAME
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server in a process of its own; its URL is the first line it prints."""
+    command = [sys.executable, "-m", "curvfs.server", str(tmp_path / "pool"), "--hostname", WORKER_HOSTNAME]
+    running = subprocess.Popen(
+        [*command, "--master-port", "0", "--worker-port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    yield running
+    running.kill()
+    running.communicate()
+
+
+@pytest.fixture
+def url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().split()[-1]
+
+
+@pytest.fixture
+def sync(url: str) -> Iterator[SyncFileSystem]:
+    with SyncFileSystem.connect(url, client_hostname=WORKER_HOSTNAME, block_size="1MB") as client:
+        yield client
+
+
+def test_everything_once(sync: SyncFileSystem) -> None:
+    sync.mkdir("/d", xattrs={"k": b"v"})
+    with sync.create("/d/f") as writer:
+        writer.write(b"x" * 3_000_000)
+        writer.write_at(b"y", 5)
+        writer.flush()
+        assert writer.read_at(4, 3) == b"xyx"
+        writer.truncate(2_000_000)
+        assert writer.length_bytes == 2_000_000
+    with sync.open_for_write("/d/f", append=True) as writer:
+        writer.write(b"tail")
+    with sync.open("/d/f") as reader:
+        buffer = bytearray(8)
+        assert reader.readinto(buffer, 1_999_996) == 8
+        assert buffer == b"xxxxtail"
+        assert reader.read_at(0, 6) == b"xxxxxy"
+    assert sync.stat("/d/f").length_bytes == 2_000_004
+    assert sync.exists("/d/f")
+    sync.rename("/d/f", "/d/g", replace=False)
+    assert [status.name for status in sync.list("/d")] == ["g"]
+    assert [len(page) for page in sync.list_iter("/", 1)] == [1]
+    sync.symlink("g", "/d/s")
+    sync.link("/d/g", "/d/h")
+    sync.set_attr("/d/g", mode=0o600)
+    sync.truncate("/d/g", 10)
+    assert sync.statfs().capacity_bytes > 0
+    with sync.open_extents("/d/g") as extents:
+        assert extents.is_local
+    with sync.create_extent("/d/x", 4096) as extent:
+        assert extent.local is not None
+        os.pwrite(extent.local.fd, bytes(4096), 0)
+        extent.commit()
+    sync.delete("/d", recursive=True)
+    with pytest.raises(NotFound):
+        sync.stat("/d")
+    with pytest.raises(ZeroDivisionError), sync.create("/aborted") as writer:
+        raise ZeroDivisionError
+    assert sync.stat("/aborted").is_complete
+
+
+def test_many_in_one_turn(sync: SyncFileSystem) -> None:
+    for index in range(20):
+        sync.create(f"/f{index}").close()
+    names = [f"/f{index}" for index in range(512)]
+    found = sync.locate_many(names)
+    assert [isinstance(entry, Located) for entry in found] == [index < 20 for index in range(512)]
+    assert isinstance(found[20], NotFound)
+    statuses = sync.run_many([partial(sync.filesystem.stat, name) for name in names[:30]])
+    assert [isinstance(status, NotFound) for status in statuses] == [index >= 20 for index in range(30)]
+    opened = sync.open_extents_many([entry for entry in found if isinstance(entry, Located)])
+    assert len(opened) == 20
+    for entry in opened:
+        assert not isinstance(entry, CurvfsError)
+        entry.close()
+
+
+def test_from_many_threads(sync: SyncFileSystem) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for step in range(10):
+                content = bytes([number]) * (step * 10_000)
+                with sync.create(f"/{number}-{step}") as writer:
+                    writer.write(content)
+                with sync.open(f"/{number}-{step}") as reader:
+                    assert reader.read_at(0, 1_000_000) == content
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(sync.list("/")) == 80
+
+
+def test_refused_after_fork(sync: SyncFileSystem) -> None:
+    sync.mkdir("/before")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            sync.stat("/before")
+        except UsageError as error:
+            code = 0 if "forked child" in str(error) and sync.close() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sync.stat("/before").is_dir
+
+
+def test_close_is_idempotent_and_final(url: str) -> None:
+    sync = SyncFileSystem.connect(url)
+    assert sync.close()
+    assert sync.close()
+    with pytest.raises(CurvfsError, match="closed"):
+        sync.stat("/")
+
+
+def test_close_while_others_wait(url: str) -> None:
+    sync = SyncFileSystem.connect(url)
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            sync.portal.run(trio.sleep, 60)
+        except CurvfsError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    started = time.monotonic()
+    assert sync.close()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - started < 2
+    assert len(failed) == 3
+
+
+def test_a_thread_that_died_leaves_nobody_waiting(url: str) -> None:
+    sync = SyncFileSystem.connect(url)
+
+    async def break_down() -> None:
+        raise SystemError("something that is not ours")
+
+    with pytest.raises(SystemError):
+        sync.portal.run(break_down)
+    assert sync.stat("/").is_dir  # an error of one call is that call's alone
+
+    async def end() -> None:
+        raise SystemExit
+
+    with pytest.raises((SystemExit, CurvfsError)):
+        sync.portal.run(end)
+    time.sleep(0.2)
+    with pytest.raises(CurvfsError, match="closed"):
+        sync.stat("/")
+    assert sync.close()
+
+
+def test_deadline_of_a_call(sync: SyncFileSystem) -> None:
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        sync.portal.run(trio.sleep, 60, timeout_s=0.2)
+    assert time.monotonic() - started < 1.5
+    assert sync.stat("/").is_dir
+
+
+def test_not_from_its_own_thread(sync: SyncFileSystem) -> None:
+    async def inside() -> None:
+        sync.stat("/")
+
+    with pytest.raises(UsageError):
+        sync.portal.run(inside)
+
+
+def test_from_another_trio_program(sync: SyncFileSystem) -> None:
+    async def main() -> bool:
+        return await trio.to_thread.run_sync(sync.exists, "/")
+
+    assert trio.run(main)
+
+
+def test_connecting_in_vain() -> None:
+    started = time.monotonic()
+    with pytest.raises(ConnectFailed) as caught:
+        SyncFileSystem.connect("curvine://127.0.0.1:1/")
+    assert str(caught.value) == (
+        "Cannot connect: no Curvine master answers at 127.0.0.1:1 (cannot connect to 127.0.0.1:1: Connection refused); "
+        "is the server running? Start one with `curvfs serve DIR`."
+    )
+    assert time.monotonic() - started < 2
+    with pytest.raises(ConfigError):
+        SyncFileSystem.connect("nonsense")
+
+
+def test_the_interpreter_ends_with_a_client_open(url: str) -> None:
+    program = f"""
+from curvfs.api import SyncFileSystem
+client = SyncFileSystem.connect({url!r})
+writer = client.create("/unfinished")
+writer.write(b"x" * 100)
+print("ready")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ready\n", "")
