@@ -14,7 +14,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt. ``load_s`` is the part of ``shared_s`` (time to first token) spent on lookup and get."""
+    """One prompt. ``load_s`` is the part of ``shared_s`` (time to first token) spent on lookup and get. ``path`` says
+    how the bytes went from replica A to the store, and from there to replica B."""
 
     tokens: int
     hit_tokens: int
@@ -51,7 +52,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 
 
 def table_head() -> str:
-    return "".join(name.rjust(width) for name, width, _ in _COLUMNS) + "  loaded through"
+    return "".join(name.rjust(width) for name, width, _ in _COLUMNS) + "  path: A → B"
 
 
 def table_row(row: Row) -> str:

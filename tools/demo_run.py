@@ -257,7 +257,7 @@ class Demo:
             shared_s=shared["first_token_s"],
             margin=cold["margin"],
             logit_difference=float(np.abs(cold_logits - shared_logits).max()),
-            path=shared["path"],
+            path=f"{stored['path']} → {shared['path']}",
         )
         whole_pages = (length - 1) // self._options.page_tokens * self._options.page_tokens
         what = f"{length} tokens: "

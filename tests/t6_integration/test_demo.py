@@ -42,7 +42,25 @@ def test_two_replicas_share_their_cache_and_agree(tmp_path: Path) -> None:
     assert not mounted_below(tmp_path)
 
 
-def test_without_a_mount_everything_else_runs_and_what_did_not_is_named(tmp_path: Path) -> None:
+def test_without_fuse_everything_else_runs_and_what_did_not_is_named(tmp_path: Path) -> None:
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "pyfuse3.py").write_text("raise ModuleNotFoundError(\"No module named 'pyfuse3'\", name='pyfuse3')\n")
+    done = subprocess.run(
+        (*COMMAND, "--prompts", "64", "--dir", str(tmp_path / "out")),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(shim)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FUSE cannot be had here")]
+    assert "pyfuse3" in line
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Not run: ")]
+    assert "the mount" in line and "dd iflag=direct" in line and "the unmount" in line
+
+
+def test_the_result_as_json(tmp_path: Path) -> None:
     done = subprocess.run(
         (*COMMAND, "--prompts", "64", "--no-mount", "--json", "--dir", str(tmp_path)),
         capture_output=True,
@@ -52,9 +70,10 @@ def test_without_a_mount_everything_else_runs_and_what_did_not_is_named(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["failed"] == []
-    assert "dd iflag=direct on it" in result["not_run"]
+    assert "the mount" in result["not_run"]
     (row,) = result["rows"]
     assert (row["tokens"], row["hit_tokens"]) == (64, 48)
+    assert row["path"].endswith("→ TCP")
     assert row["logit_difference"] <= 1e-3 and row["margin"] >= 0.01
     assert row["loaded_bytes"] == 48 * 4 * 2 * 2 * 32 * 4  # tokens x layers x (K, V) x heads x head size x float32
 
