@@ -54,8 +54,8 @@ class MetaStore(abc.ABC):
 
     @abc.abstractmethod
     def weigh(self, directory_id: int) -> tuple[int, int]:
-        """(inodes, bytes) that removing everything below a directory frees: files with no other name, and the lengths of
-        their blocks that lie on a worker."""
+        """(inodes, bytes) that removing everything below a directory frees: files with no other name, and the lengths
+        of their blocks that lie on a worker."""
 
     @abc.abstractmethod
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
