@@ -44,7 +44,8 @@ class SimServer:
             self.process = self._world.host(SERVER)
             self.starts += 1
             await self.process.run(self._serve, self.process)
-            self._up = trio.Event()
+            if self._up.is_set():
+                self._up = trio.Event()
             await self._world.clock.sleep(self.down_s * self._world.random.uniform(0.1, 2))
 
     async def _serve(self, world: SimWorld) -> None:

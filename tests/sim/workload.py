@@ -217,8 +217,9 @@ class Client:
         else:
             assert not (name.certain and isinstance(content, BlockNotFound | NotFound)), f"{name.path}: {content!r}"
 
-    async def _read(self, path: str) -> bytes | CurvfsError | None:
-        """The content of a file, ABSENT when there is none, or the error."""
+    async def _read(self, path: str, *, changing: bool = False) -> bytes | CurvfsError | None:
+        """The content of a file, ABSENT when there is none, or the error. While somebody changes it, that it went away
+        under the read is an answer, too."""
         reader = await self._try(f"open {path}", self._call_s, lambda: self.filesystem.open(path), answers=(NotFound,))
         if isinstance(reader, NotFound):
             return ABSENT
@@ -226,7 +227,10 @@ class Client:
             return reader
         try:
             return await self._try(
-                f"read {path}", self._data_s(reader.length_bytes), lambda: reader.read_at(0, reader.length_bytes + 1)
+                f"read {path}",
+                self._data_s(reader.length_bytes),
+                lambda: reader.read_at(0, reader.length_bytes + 1),
+                answers=(BlockNotFound,) if changing else (),
             )
         finally:
             await reader.aclose()
@@ -244,9 +248,13 @@ class Client:
         if name is None or not name.certain:
             return
         version = name.version
-        content = await self._read(name.path)
-        if not isinstance(content, CurvfsError) and name.version == version:
+        content = await self._read(name.path, changing=True)
+        if name.version != version:
+            return
+        if not isinstance(content, CurvfsError):
             name.check(content)
+        else:
+            assert not isinstance(content, BlockNotFound | NotFound), f"{name.path}: {content!r}"
 
     async def read_extents(self) -> None:
         """Read a file through its extents, the local ones from their descriptors."""
