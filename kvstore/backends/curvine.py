@@ -28,6 +28,8 @@ from kvstore.slabs import Slab
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+#: Directories remembered: all that one namespace fans out over.
+_DIRECTORIES_KEPT = 1 << 16
 #: Marks the directory below which the rules for KV objects hold.
 _PREFIX_XATTR = "curvfs.kv"
 #: ``<parent directory id>/<name>`` of the place a file was created at: at any other place it is sealed.
@@ -47,6 +49,8 @@ class CurvineBackend(Backend):
         self._engine = engine
         self._where = url.partition("?")[0]
         self._prefix = "" if prefix == "." else f"/{prefix}"
+        #: Directories that we made or found; a rename into one spares asking.
+        self._directories: set[str] = set()
         self._fs = SyncFileSystem.connect(url, world=world)
         try:
             self._mark_prefix()
@@ -138,10 +142,14 @@ class CurvineBackend(Backend):
     def publish(self, staged: str, name: str) -> bool:
         target = self._path(name)
         try:
+            known = self._make_directory_of(target)
             try:
                 self._fs.rename(staged, target, replace=False)
             except NotFound:
-                self._fs.mkdir(target.rpartition("/")[0], mode=_DIRECTORY_MODE, parents=True)
+                if not known:
+                    raise
+                self._directories.clear()  # somebody removed it
+                self._make_directory_of(target)
                 self._fs.rename(staged, target, replace=False)
         except FileExists_:
             self._remove_quietly(staged)
@@ -151,6 +159,17 @@ class CurvineBackend(Backend):
             if not isinstance(self.confirm([name])[0], Found):
                 raise
         return True
+
+    def _make_directory_of(self, target: str) -> bool:
+        """Make an object's directory; True when that was done before and is taken to hold."""
+        directory = target.rpartition("/")[0]
+        if directory in self._directories:
+            return True
+        self._fs.mkdir(directory, mode=_DIRECTORY_MODE, parents=True)
+        if len(self._directories) >= _DIRECTORIES_KEPT:
+            self._directories.clear()
+        self._directories.add(directory)
+        return False
 
     def _remove_quietly(self, path: str) -> None:
         try:

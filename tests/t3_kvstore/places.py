@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -51,6 +53,10 @@ class Place:
         """The local file that holds an object's bytes, wherever that is."""
         raise NotImplementedError
 
+    def wipe(self) -> None:
+        """Remove the prefix and everything below it."""
+        raise NotImplementedError
+
     def objects(self) -> list[str]:
         return [name for name in self.names() if name.endswith(".safetensors") and not name.startswith(".staging")]
 
@@ -75,6 +81,9 @@ class Directory(Place):
 
     def block_file(self, store: KVStore, key: PageKey) -> Path:
         return self.root / "kv" / store.object_name(key)
+
+    def wipe(self) -> None:
+        shutil.rmtree(self.root / "kv")
 
 
 class Namespace(Place):
@@ -106,6 +115,9 @@ class Namespace(Place):
         block = self.fs.locate(f"/kv/{store.object_name(key)}").blocks[0].block_id
         return next(self._blocks.rglob(f"blk_{block}"))
 
+    def wipe(self) -> None:
+        self.fs.delete("/kv", recursive=True)
+
 
 @contextmanager
 def serving(directory: Path) -> Iterator[str]:
@@ -132,8 +144,6 @@ def pages(geometry: Geometry, count: int, seed: int = 0) -> list[bytearray]:
 
 def payload(size_bytes: int, seed: int) -> bytes:
     """Bytes that are a function of the seed."""
-    import hashlib
-
     return hashlib.shake_128(seed.to_bytes(8, "little")).digest(size_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from typing import Any
@@ -269,6 +270,17 @@ def test_staging_of_the_dead_is_swept_and_that_of_the_living_is_not(place: Place
     stored(living, 3, 900)
 
 
+def test_a_pool_emptied_under_a_live_store_fills_again(place: Place) -> None:
+    store = place.open(PAGE)
+    keys, _ = stored(store, 3)
+    place.wipe()
+    assert store.lookup(keys).pages == 0
+    assert store.get(keys, empty(PAGE, 3)).result() == [Miss.ABSENT] * 3
+    stored(store, 3)
+    assert store.lookup(keys).pages == 3
+    assert store.sweep() == 0
+
+
 def test_closing_removes_our_staging_directory(place: Place) -> None:
     store = place.open(PAGE)
     stored(store, 2)
@@ -315,8 +327,6 @@ def test_damage_of_every_kind_is_a_counted_miss(place: Place) -> None:
 
 
 def test_pages_of_other_tokens_under_an_equal_key_are_a_miss(place: Place) -> None:
-    import dataclasses
-
     store = place.open(PAGE)
     keys, _ = stored(store, 2)
     collisions = [dataclasses.replace(keys[0], token_digest=bytes(32)), dataclasses.replace(keys[1], extra_digest=b"x")]
