@@ -178,6 +178,7 @@ class FileReader:
             span.done += span.left
             return
         located_again = False
+        last: CurvfsError | None = None
         while True:
             source: LocalBlock | RemoteBlock | None = None
             try:
@@ -186,11 +187,12 @@ class FileReader:
             except (RemoteError, TransportError, ProtocolError) as error:
                 if source is None:  # no replica is left
                     if located_again:
-                        raise
+                        raise last if last is not None and isinstance(error, NoAvailableWorker) else error
                     located_again = True
                     block = await self._locate_again(block, error)
                 else:
                     assert isinstance(source, RemoteBlock)
+                    last = error
                     self._failed.setdefault(block.block_id, set()).add(source.worker_id)
                     self._session.stats["replica_failures"] += 1
                     await source.close()
@@ -247,6 +249,7 @@ class FileReader:
                 self._not_local.add(block.block_id)
                 continue
             return await self._keep_local(block, LocalBlock(self._session, block, file))
+        # The nearest first.
         for worker in sorted(workers, key=lambda worker: self._session.local.candidate(worker) != ""):
             try:
                 return await RemoteBlock.open(self._session, worker, block, wanted_bytes)

@@ -163,14 +163,25 @@ class FileWriter:
             located = self._blocks[index]
             if not located.locs:
                 await self._place(located)
-            new = located.block.id in self._uncommitted
-            writer = await BlockWriter.open(
-                self._session, located, offset_bytes=inside, capacity_bytes=self._block_size, new=new
-            )
+            try:
+                writer = await self._open_placed(located, inside)
+            except TransportError:
+                # The server may be starting anew: its master answers when it has, and then so does its worker.
+                await self._calls.status(self._full_path)
+                writer = await self._open_placed(located, inside)
         else:
             writer = await self._add_block()
         self._open[index] = writer
         return writer
+
+    async def _open_placed(self, located: pb.LocatedBlockProto, inside: int) -> BlockWriter:
+        return await BlockWriter.open(
+            self._session,
+            located,
+            offset_bytes=inside,
+            capacity_bytes=self._block_size,
+            new=located.block.id in self._uncommitted,
+        )
 
     async def _place(self, located: pb.LocatedBlockProto) -> None:
         """Find workers for a block that has none (the table of 4.4)."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from curvfs.config import ClientConfig
-from curvfs.errors import ConnectionLost, DeadlineExceeded, RemoteError, TransportError
+from curvfs.errors import ConnectionLost, DeadlineExceeded, RemoteError, RemoteProtocolError, TransportError
 from curvfs.net.cluster import in_context
 from curvfs.net.transport import FrameStream
 from curvfs.wire.codes import ResponseStatus
@@ -296,6 +296,9 @@ class BlockChannel:
         except TransportError as error:
             self._broken = True
             raise type(error)(f"Cannot {self._doing}: {error}") from error
+        except RemoteProtocolError as error:
+            self._broken = True
+            raise RemoteProtocolError(f"Cannot {self._doing} on {self.worker}: {error}") from error
         except BaseException:
             self._broken = True
             raise

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from curvfs.errors import CurvfsError
 from curvfs.net.transport import FrameStream
-from curvfs.wire.codes import REQUEST_MESSAGE, RpcCode
+from curvfs.wire.codes import REQUEST_MESSAGE, RequestStatus, RpcCode
 from curvfs.wire.messages import decode, encode, pb
 from curvfs.wire.session import Request, ServerSession
 from curvfs.world import Stream, World
@@ -129,7 +129,8 @@ class Fake:
     async def _answer(self, session: ServerSession, request: Request) -> tuple[bytes, bytes]:
         code = request.rpc
         kind = REQUEST_MESSAGE.get((request.code, request.status))
-        message = None if kind is None else decode(kind, request.header)
+        bare = kind is None or (request.status is RequestStatus.RUNNING and not request.header)
+        message = None if kind is None or bare else decode(kind, request.header)
         self.seen.append((code, request, message))
         handler = self.handle.get(code) or _DEFAULTS.get(code)
         try:
