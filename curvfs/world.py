@@ -426,7 +426,10 @@ class Disk(abc.ABC):
             if parent in ("", path):
                 raise
             self.makedirs(parent, mode)
-            self.makedirs(path, mode)
+            try:
+                self.mkdir(path, mode)
+            except FileExistsError:
+                pass
 
     def exists(self, path: str) -> bool:
         try:

@@ -92,9 +92,11 @@ class BlockStore:
         """Make the layout, drop what is left over, count what is there. Slow; before anything else is called."""
         version = self.layout.prepare(self._world)
         self._sweep_staging(metadata)
-        for block_ids in self.layout.committed(self._disk):
-            for block_id in set(block_ids) - metadata.known_blocks(block_ids):
-                self._unlink(self.layout.active(block_id))
+        for paths in self.layout.committed(self._disk):
+            known = metadata.known_blocks(paths)
+            for block_id, path in paths.items():
+                if block_id not in known:
+                    self._unlink(path)
         self._used_bytes = metadata.block_bytes()
         return version
 

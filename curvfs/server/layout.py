@@ -102,12 +102,16 @@ class Layout:
         for name in disk.listdir(self.staging_dir):
             yield f"{self.staging_dir}/{name}", block_id_of(name)
 
-    def committed(self, disk: Disk) -> Iterator[list[int]]:
-        """Ids of the block files in active, directory by directory. Files that are no blocks are not ours to touch."""
+    def committed(self, disk: Disk) -> Iterator[dict[int, str]]:
+        """Block files in active, directory by directory: id -> path. Files that are no blocks are not ours to touch."""
         for outer in disk.listdir(self.active_dir):
             for inner in disk.listdir(f"{self.active_dir}/{outer}"):
-                names = disk.listdir(f"{self.active_dir}/{outer}/{inner}")
-                yield [block_id for block_id in map(block_id_of, names) if block_id is not None]
+                directory = f"{self.active_dir}/{outer}/{inner}"
+                yield {
+                    block_id: f"{directory}/{name}"
+                    for name in disk.listdir(directory)
+                    if (block_id := block_id_of(name)) is not None
+                }
 
 
 def block_id_of(name: str) -> int | None:

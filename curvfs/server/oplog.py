@@ -23,7 +23,13 @@ class Log:
 
     def bug(self, doing: str, error: BaseException) -> None:
         """An exception that nobody foresaw: with where it came from."""
-        where = " < ".join(
-            f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-6:])
-        )
-        self.error(f"{doing} failed: {type(error).__name__}: {error} ({where})")
+        self.error(f"{doing} failed: {where_from(error)}")
+
+
+def where_from(error: BaseException) -> str:
+    """An exception and the innermost places that it passed, in one line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(error).__name__}: {error} ({places})"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import trio
 
 from curvfs.errors import CurvfsError, UsageError
+from curvfs.server.oplog import where_from
 from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
 from curvfs.units import parse_size
 from curvfs.world import World
@@ -22,6 +23,8 @@ from curvfs.world import World
 #: A server that was told to stop and hangs on a dead disk ends all the same.
 _STOP_TIMEOUT_S = 15.0
 
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
 #: Exit code of ``python -m curvfs.server`` when another server has the directory.
 EXIT_BUSY = 75
 #: Begins the line on stderr that says why it ended.
@@ -54,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CurvfsError as error:
         _say(f"{ERROR_PREFIX}{error}")
         return EXIT_BUSY if error.errno_ == errno.EBUSY else error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        _say(f"{ERROR_PREFIX}it failed and ends: {where_from(error)}.")
+        return EXIT_FAILURE
     return 0
 
 
@@ -74,11 +82,6 @@ def serve(
         if not 0 <= port <= 65535:
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
     capacity_bytes = None if capacity is None else parse_size(capacity)
-    if host not in LOOPBACK:
-        _say(
-            f"Listening on {host}: everybody who reaches these ports can read, change and delete everything, because "
-            "the Curvine protocol has no authentication."
-        )
     os.umask(0o077)
     if stop_when_unused:
         # Nobody watches this process: it must not keep the directory that it was started in from being unmounted.
@@ -100,7 +103,7 @@ def serve(
                 any_free_port=any_free_port,
                 log=_say,
                 world=world,
-                task_status=_ReadyLine(),
+                task_status=_ReadyLine(host),
             )
 
     trio.run(until_stopped)
@@ -109,7 +112,15 @@ def serve(
 class _ReadyLine(trio.TaskStatus[Server]):
     """Hears that the server is ready, and says so."""
 
+    def __init__(self, host: str) -> None:
+        self._host = host
+
     def started(self, value: Server | None = None) -> None:
+        if self._host not in LOOPBACK:
+            _say(
+                f"Listening on {self._host}: everybody who reaches these ports can read, change and delete everything, "
+                "because the Curvine protocol has no authentication."
+            )
         if value is not None:
             print(value.url, flush=True)
 
