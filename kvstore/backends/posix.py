@@ -55,7 +55,7 @@ class PosixBackend(Backend):
     ) -> None:
         self._disk = world.disk
         self._engine = engine
-        self._root = os.path.realpath(directory)
+        self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         self._staging = Staging(world, _PosixStaging(world.disk), f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
         try:
