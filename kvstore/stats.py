@@ -20,14 +20,15 @@ _LOG_EVERY_S = 10.0
 class Stats:
     """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
 
-    ``direct`` and ``direct_reason`` say how bytes really move; ``failing_puts`` is how many puts in a row have failed
-    up to now (0: healthy); ``last_error`` is the last trouble in words.
+    ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
+    ``failing_puts``: how many puts in a row have failed up to now (0: healthy); ``last_error``: the last trouble in words.
     """
 
     backend: str
     direct: bool
     direct_reason: str
     alignment_bytes: int
+    fallbacks: int
     engine: str
     depth: int
     slab_bytes: int

@@ -327,6 +327,7 @@ class KVStore:
             direct=mode.direct,
             direct_reason=mode.reason,
             alignment_bytes=mode.alignment_bytes,
+            fallbacks=self._backend.fallbacks,
             engine=self._engine.name,
             depth=self._engine.depth,
             slab_bytes=slabs.size_bytes,

@@ -81,6 +81,8 @@ class Backend(abc.ABC):
     #: Short name for ``stats()``.
     name: str
     mode: Mode
+    #: Objects that moved otherwise than ``mode`` says: buffered, or over the network.
+    fallbacks: int = 0
     #: Asking first, for many objects at once, makes a following :meth:`open` cheaper.
     locates: bool
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvfs.api import Located, RemoteExtent, SyncFileSystem, SyncReadExtents, SyncWriteExtent
+from curvfs.api import LocalExtent, Located, SyncFileSystem, SyncReadExtents, SyncWriteExtent
 from curvfs.errors import CurvfsError, EnvironmentError_, FileExists_, NotFound, OutOfSpace, from_os_error
 from curvfs.world import World
 from kvstore.backends.base import (
@@ -86,11 +86,11 @@ class CurvineBackend(Backend):
         try:
             extent = self._fs.create_extent(path, ALIGNMENT_BYTES, direct=True, mode=_FILE_MODE)
         except OutOfSpace as error:
-            return Mode(False, 1, f"the pool has no room to try it: {error}")
+            return self._indirect(wanted, f"the pool has no room to try it: {error}")
         try:
             local = extent.local
             if local is None:
-                return Mode(False, 1, f"blocks are remote: {extent.remote_reason}")
+                return self._indirect(wanted, f"blocks are remote: {extent.remote_reason}")
             alignment = alignment_of(self._disk.direct_io(local.fd)) if local.direct else None
             if alignment is None:
                 return settle_mode(self._where, wanted, None, "the file system of the blocks refuses it")
@@ -102,6 +102,10 @@ class CurvineBackend(Backend):
             return Mode(True, alignment)
         finally:
             extent.abort()
+
+    def _indirect(self, wanted: Direct, reason: str) -> Mode:
+        """No direct I/O here, which is as it should be unless it is required."""
+        return settle_mode(self._where, wanted, None, reason) if wanted == "required" else Mode(False, 1, reason)
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
@@ -191,9 +195,14 @@ class CurvineBackend(Backend):
         self._staging.close()
         self._fs.close()
 
-    def local_file(self, fd: int, path: str, direct: bool) -> OpenFile:
-        """A lent descriptor, with the alignment that its own file system asks for."""
-        return OpenFile(fd, path, (alignment_of(self._disk.direct_io(fd)) or ALIGNMENT_BYTES) if direct else 1)
+    def local_file(self, local: LocalExtent | None, path: str) -> OpenFile | None:
+        """A lent descriptor, with the alignment that its own file system asks for. Counts what belies the mode."""
+        if self.mode.direct and not (local is not None and local.direct):
+            self.fallbacks += 1
+        if local is None:
+            return None
+        alignment = (alignment_of(self._disk.direct_io(local.fd)) or ALIGNMENT_BYTES) if local.direct else 1
+        return OpenFile(local.fd, path, alignment)
 
 
 class _CurvineReader(ObjectReader):
@@ -204,10 +213,10 @@ class _CurvineReader(ObjectReader):
 
     def read(self, view: memoryview) -> int:
         extents = self._extents.extents
-        local = extents[0] if len(extents) == 1 and self._extents.is_local else None
-        if local is None or isinstance(local, RemoteExtent):
+        local = extents[0] if len(extents) == 1 and isinstance(extents[0], LocalExtent) else None
+        file = self._backend.local_file(local, self._extents.status.path)
+        if file is None:
             return self._extents.readinto(view, 0)
-        file = self._backend.local_file(local.fd, self._extents.status.path, local.direct)
         try:
             return self._backend._engine.read(file, view)
         except OSError as error:
@@ -225,11 +234,10 @@ class _CurvineWriter(ObjectWriter):
         self._committed = False
 
     def write(self, view: memoryview) -> None:
-        local = self._extent.local
-        if local is None:
+        file = self._backend.local_file(self._extent.local, self._extent.path)
+        if file is None:
             self._extent.write(view, 0)
             return
-        file = self._backend.local_file(local.fd, self._extent.path, local.direct)
         try:
             self._backend._engine.write(file, view)
         except OSError as error:

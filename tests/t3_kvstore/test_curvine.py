@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kvstore
-from curvfs.errors import ConfigError, CurvfsError, TransportError
+from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, TransportError
+from curvfs.world import RealDisk, World
 from kvstore import Geometry, Identity, Miss
 from tests.t3_kvstore.places import WORKER_HOSTNAME, Namespace, empty, pages, serving
 
@@ -63,6 +65,31 @@ def test_the_effective_mode_is_told(near: Namespace, far: Namespace) -> None:
     assert (local.backend, local.direct, local.direct_reason) == ("curvine", True, "")
     assert not remote.direct
     assert "remote" in remote.direct_reason
+    near.open(PAGE, direct="required")
+    with pytest.raises(EnvironmentError_, match="remote"):
+        far.open(PAGE, direct="required")
+
+
+def test_a_block_that_refuses_direct_io_is_counted(near: Namespace) -> None:
+    class Refusing(RealDisk):
+        refuse = False
+
+        def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+            if self.refuse and flags & os.O_DIRECT:
+                raise OSError(22, "Invalid argument", path)
+            return super().open(path, flags, mode)
+
+    disk = Refusing()
+    store = near.open(PAGE, world=World(disk=disk))
+    keys, content, got = store.keys(range(64)), pages(PAGE, 4), empty(PAGE, 4)
+    assert all(store.put(keys[:2], content[:2]).result())
+    assert store.stats().fallbacks == 0
+    disk.refuse = True
+    assert all(store.put(keys[2:], content[2:]).result())
+    assert store.stats().fallbacks == 2
+    assert all(store.get(keys, got).result())
+    assert got == content
+    assert store.stats().fallbacks == 6
 
 
 def test_near_and_far_see_the_same_pages(master: tuple[str, Path | None], near: Namespace) -> None:
