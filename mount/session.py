@@ -39,7 +39,7 @@ log = logging.getLogger("curvfs.mount")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: How long the first connection may take; after that a lost server is waited for as the deadlines say.
 _FIRST_ANSWER_S = 5.0
-_WATCH_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S = 2.0
 _MAX_TICK_S = 0.25
 _PULSE_S = 1.0
 
@@ -354,7 +354,7 @@ class _Session:
 
     async def _watch(self) -> float:
         assert self._server is not None
-        await self._world.threads.run(self._server.ensure_running)
+        await self._world.threads.run(self._server.ensure_running, abandon_on_cancel=True)
         return _WATCH_INTERVAL_S
 
     # ------------------------------------------------------------------------------------------------------- the end
