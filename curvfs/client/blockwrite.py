@@ -199,7 +199,7 @@ async def open_replica(
                 f"{answer.off}; block {block.id} of {capacity_bytes} bytes at {offset_bytes} was asked for."
             )
         storage = int(storage_type(answer.storage_type))
-        if not answer.path:
+        if not (short_circuit and answer.path):
             if short_circuit:
                 session.local.count("not_granted")
             return RemoteReplica(session, channel, storage, offset_bytes)

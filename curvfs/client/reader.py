@@ -187,7 +187,9 @@ class FileReader:
             except (RemoteError, TransportError, ProtocolError) as error:
                 if source is None:  # no replica is left
                     if located_again:
-                        raise last if last is not None and isinstance(error, NoAvailableWorker) else error
+                        if last is not None and isinstance(error, NoAvailableWorker):
+                            raise last from error
+                        raise
                     located_again = True
                     block = await self._locate_again(block, error)
                 else:

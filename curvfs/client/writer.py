@@ -2,7 +2,8 @@
 
 Block i of a file holds bytes [i * block size, (i + 1) * block size), and every block but the last must be full before
 the next one is added. What was completed on workers is *committed* with the next call to the master; commits are kept
-and sent again until a CompleteFile has carried them, because an AddBlock may ignore them (4.5 rule 2).
+and sent again until one has certainly taken them: an AddBlock that answers with a block that is there already does not
+(4.5 rule 2).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FileWriter:
         self._open: dict[int, BlockWriter] = {}
         #: Blocks that the master has no location of yet.
         self._uncommitted: set[int] = set()
-        #: Blocks completed on workers since the last CompleteFile that went well, by id.
+        #: Blocks completed on workers that the master may not have been told of, by id.
         self._commits: dict[int, pb.CommitBlockProto] = {}
         self._length = status.length_bytes
         self._published_length = status.length_bytes
@@ -220,6 +221,8 @@ class FileWriter:
                 f"Cannot write {self._full_path}: another client is writing its next block {located.block.id}; "
                 "write to different names, or one after the other."
             )
+        if located.locs:
+            self._commits.clear()  # only a fresh block has workers, and then the commits sent along were taken
         self._blocks.append(located)
         self._uncommitted.add(located.block.id)
         for attempt in range(_PLACEMENTS):
