@@ -21,7 +21,7 @@ class Stats:
     """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
 
     ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
-    ``failing_puts``: how many puts in a row have failed up to now (0: healthy); ``last_error``: the last trouble in words.
+    ``failing_puts``: how many puts in a row have failed up to now (0: healthy). ``last_error``: the last trouble.
     """
 
     backend: str

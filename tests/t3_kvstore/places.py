@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import kvstore
 from curvfs.api import SyncFileSystem
-from curvfs.errors import CurvfsError
 from kvstore import Geometry, Identity, KVStore, PageKey
 
 WORKER_HOSTNAME = "kvstore-tests"
@@ -111,7 +112,7 @@ class Namespace(Place):
 
     def block_file(self, store: KVStore, key: PageKey) -> Path:
         if self._blocks is None:
-            raise CurvfsError("the block files of that server are not here")
+            pytest.skip("the block files of that server are not here")
         block = self.fs.locate(f"/kv/{store.object_name(key)}").blocks[0].block_id
         return next(self._blocks.rglob(f"blk_{block}"))
 
