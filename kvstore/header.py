@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -85,13 +84,6 @@ class ObjectHeader:
     @property
     def data_bytes(self) -> int:
         return sum(self.unit_lengths)
-
-    def units(self) -> Iterator[tuple[int, int, bytes]]:
-        """(offset in the data, length, checksum) of every unit."""
-        offset = 0
-        for index, length in enumerate(self.unit_lengths):
-            yield offset, length, self.unit_sums[16 * index : 16 * index + 16]
-            offset += length
 
 
 class ObjectLayout:
