@@ -277,7 +277,13 @@ def _write_record(place: Directory, server: Server, world: World) -> None:
         "url": server.url,
         "version": __version__,
     }
-    world.disk.write_file(place.record, json.dumps(record, indent=1).encode() + b"\n")
+    try:
+        world.disk.write_file(place.record, json.dumps(record, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise EnvironmentError_(
+            f"{place.record} cannot be written: {os.strerror(error.errno or 0)}; make room, or check its permissions.",
+            errno_=error.errno,
+        ) from error
 
 
 async def _last_user_gone(place: Directory, world: World) -> int:
