@@ -51,8 +51,11 @@ class MasterCalls:
         *,
         replay: Replay = Replay.SAME_ID,
         progress: Progress | None = None,
+        give_up: Callable[[CurvfsError], bool] | None = None,
     ) -> M:
-        header = await self._masters.call(code, encode(request), doing=doing, replay=replay, progress=progress)
+        header = await self._masters.call(
+            code, encode(request), doing=doing, replay=replay, progress=progress, give_up=give_up
+        )
         return decode(answer, header)
 
     # ------------------------------------------------------------------------------------------- session, status
@@ -302,13 +305,19 @@ class MasterCalls:
     ) -> M:
         """A call that names workers to avoid; when no others are left, they are asked again."""
         excluded = self._session.excluded()
-        try:
-            return await self._call(code, request(excluded), answer, doing, progress=progress)
-        except OutOfSpace:
-            if not excluded:
-                raise
-            self._session.forgive()
-            return await self._call(code, request(()), answer, doing, progress=progress)
+        if excluded:
+            try:
+                return await self._call(
+                    code,
+                    request(excluded),
+                    answer,
+                    doing,
+                    progress=progress,
+                    give_up=lambda error: isinstance(error, OutOfSpace),
+                )
+            except OutOfSpace:
+                self._session.forgive()
+        return await self._call(code, request(()), answer, doing, progress=progress)
 
     async def complete_file(
         self,

@@ -162,7 +162,7 @@ class MasterCluster:
         """Call the leading master; the header of its successful answer.
 
         ``doing`` is what the call does, for messages: ``"stat /a/b"``. ``budget_s`` bounds everything, retries
-        included (``config.retry_max_s``). ``give_up`` names failures that are not worth a retry.
+        included (``config.retry_max_s``). ``give_up`` names failures that are not to be retried.
 
         Raises RemoteError for an error reply, TransportError when no master answered within the budget (or, under
         ``Replay.NEVER``, as soon as the outcome is unknown), RemoteProtocolError for a peer that is no master.
@@ -176,6 +176,7 @@ class MasterCluster:
         retry = Retry(policy, self._world.clock, self._world.random)
         self._stats["master_calls"] += 1
         at_once = len(self._endpoints) > 1
+        failure: CurvfsError | None = None
         while True:
             endpoints = [self._leader] if self._leader else self._endpoints
             try:
@@ -186,9 +187,11 @@ class MasterCluster:
                     self._leader = None
                 if (replay is Replay.NEVER and progress.uncertain) or (give_up is not None and give_up(error)):
                     raise self._explain(error, doing) from error
-                failure: CurvfsError = error
+                # An attempt that the end of the budget cut short says less than the one before it.
+                if failure is None or not isinstance(error, DeadlineExceeded) or retry.remaining_s():
+                    failure = error
             except RemoteError as error:
-                if not self._passing(error, progress, replay):
+                if not self._passing(error, progress, replay) or (give_up is not None and give_up(error)):
                     raise
                 failure = error
             self._stats["master_retries"] += 1
