@@ -15,6 +15,8 @@ from curvfs.wire.messages import decode, encode, pb
 
 _READ_AHEAD_BYTES = 4 * MIB
 _MIN_CHUNK_BYTES = 64 * KIB
+#: How much of a block is compared with its local file, once per worker.
+_PROOF_BYTES = 4 * KIB
 _ZEROS = memoryview(bytes(MIB))
 
 
@@ -237,13 +239,45 @@ async def open_local(
     opened: list[LocalFile | Refused] = []
     try:
         for block, answer in zip(blocks, answers, strict=True):
-            opened.append(_open_granted(session, worker, block, answer, direct))
+            file = _open_granted(session, worker, block, answer, direct and session.local.is_proven(worker))
+            if isinstance(file, LocalFile) and not session.local.is_proven(worker):
+                refused = await _prove(session, worker, block, file)
+                if refused is not None:
+                    return [refused for _ in blocks]
+                if direct:
+                    session.world.disk.close(file.fd)
+                    file = _open_granted(session, worker, block, answer, direct)
+            opened.append(file)
     except BaseException:
         for file in opened:
             if isinstance(file, LocalFile):
                 session.world.disk.close(file.fd)
         raise
     return opened
+
+
+async def _prove(session: Session, worker: WorkerAddress, block: BlockLocation, file: LocalFile) -> Refused | None:
+    """Compare the first bytes of a block's file, open without O_DIRECT, with what the worker sends. None when they are
+    the same; the file is closed otherwise."""
+    count = min(block.length_bytes, _PROOF_BYTES)
+    there, here = bytearray(count), bytearray(count)
+    same = False
+    try:
+        session.world.disk.pread_full(file.fd, memoryview(here), 0)
+        stream = await RemoteBlock.open(session, worker, block, count)
+        try:
+            await stream.read(Span(memoryview(there), 0))
+        finally:
+            await stream.close()
+        same = here == there
+        session.local.prove(worker, same=same)
+    except (OSError, RemoteError, TransportError, ProtocolError):
+        session.local.count("unproven")
+        return Refused("unproven")
+    finally:
+        if not same:
+            session.world.disk.close(file.fd)
+    return None if same else Refused("other_bytes")
 
 
 def _open_granted(

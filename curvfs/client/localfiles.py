@@ -2,8 +2,9 @@
 
 Host names may be equal in containers that share no file system, and two clusters on one machine may use equal block
 ids. So a path that a worker names is used only when it lies in a Curvine data directory whose ``version`` file names
-that worker, is called after the block, is a regular file reached without a final symlink, and is long enough. Whatever
-fails is counted by its reason, and the block is read or written over the wire instead.
+that worker, is called after the block, is a regular file reached without a final symlink, and is long enough; and,
+once per worker, the first bytes of a block must be the same over the wire (:mod:`curvfs.client.blockread` looks).
+Whatever fails is counted by its reason, and the block is read or written over the wire instead.
 """
 
 from __future__ import annotations
@@ -50,12 +51,26 @@ class LocalFiles:
         self._hostname = hostname
         #: version file's path -> (identity of the file, what it says)
         self._versions: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        #: worker id -> whether its files are what it sends over the wire; absent while nobody looked
+        self._same_bytes: dict[int, bool] = {}
 
     def candidate(self, worker: WorkerAddress) -> str:
         """Empty when the worker may be on this machine, else the reason why not."""
         if not self._config.short_circuit:
             return "off"
-        return "" if worker.hostname == self._hostname else "other_host"
+        if worker.hostname != self._hostname:
+            return "other_host"
+        return "" if self._same_bytes.get(worker.worker_id, True) else "other_bytes"
+
+    def is_proven(self, worker: WorkerAddress) -> bool:
+        """The worker's files were compared with what it sends, and are the same."""
+        return self._same_bytes.get(worker.worker_id, False)
+
+    def prove(self, worker: WorkerAddress, *, same: bool) -> None:
+        """Note the outcome of that comparison."""
+        self._same_bytes[worker.worker_id] = same
+        if not same:
+            self.count("other_bytes")
 
     def open(
         self, path: str, block_id: int, worker_id: int, *, size_bytes: int, write: bool = False, direct: bool = False

@@ -257,6 +257,35 @@ async def test_two_clusters_on_one_machine_do_not_mix(here: CurvineFileSystem, t
         nursery.cancel_scope.cancel()
 
 
+async def test_a_file_with_other_bytes_than_the_worker_sends(here: CurvineFileSystem, server: Server) -> None:
+    """Everything looks right, and yet the directory is a copy, or another machine's."""
+    await put(here, "/f", b"what the worker has" * 1000)
+    await put(here, "/g", b"another block" * 1000)
+    path = block_files(server)[0]
+    wrong = path.with_name("wrong")
+    wrong.write_bytes(bytes(len(path.read_bytes())))
+    located = await here.locate("/f")
+    async with await here.open(located) as reader:
+        await reader.open_blocks()  # proven: this worker's files are believed from here on
+    assert here.stats()["bytes_read_remote"] == 4096
+    async with open_filesystem(server.url, client_hostname=WORKER_HOSTNAME) as other:
+        original = other._session.local.open
+
+        def open_wrong(name: str, *arguments: object, **options: object) -> object:
+            file = original(name, *arguments, **options)  # type: ignore[arg-type]
+            if name == str(path):
+                with open(wrong, "rb") as content:
+                    os.dup2(content.fileno(), file.fd)
+            return file
+
+        other._session.local.open = open_wrong  # type: ignore[assignment, method-assign]
+        for name in ("/f", "/g"):
+            async with await other.open_extents(name) as extents, await other.open(name) as reader:
+                assert [extent.reason for extent in extents.extents] == ["other_bytes"]  # type: ignore[union-attr]
+                assert (await reader.read_at(0, 13)) in (b"what the work", b"another block")
+        assert other.stats()["short_circuit_refused_other_bytes"] == 1
+
+
 async def test_short_circuit_can_be_switched_off(server: Server) -> None:
     async with open_filesystem(server.url, client_hostname=WORKER_HOSTNAME, short_circuit=False) as fs:
         await put(fs, "/f", b"content")

@@ -367,7 +367,7 @@ async def test_what_moved_where(fs: CurvineFileSystem, request: pytest.FixtureRe
     way, other = ("local", "remote") if "local" in request.node.name else ("remote", "local")
     assert stats[f"bytes_written_{way}"] == stats[f"bytes_read_{way}"] == 2 * MIB
     assert f"bytes_written_{other}" not in stats
-    assert f"bytes_read_{other}" not in stats
+    assert stats.get(f"bytes_read_{other}", 0) <= 2 * 4096  # once per worker its files are compared with what it sends
 
 
 @pytest.mark.parametrize("chunk", [4 * KIB, 16 * MIB])
