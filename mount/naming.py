@@ -77,6 +77,7 @@ class Naming:
         place = (parent, name)
         private = self._privates.visible(place, caller.thread_id)
         if private is not None:
+            self._publisher.renew_reservation(private)
             return private.node
         alias = self._publisher.aliases.get(place)
         if alias is not None:
@@ -179,8 +180,8 @@ class Naming:
             removed = self._publisher.forget_alias(place) is not None
             if removed:
                 return
-            for private in self._privates.everything_at(place):
-                removed = removed or private.reserved_for is None
+            for private in self._privates.at(place):
+                removed = True
                 await self._publisher.discard(private)
             try:
                 await self._remove(parent, name)

@@ -10,6 +10,8 @@ import errno
 import logging
 import os
 
+import trio
+
 from curvfs.api import CurvineFileSystem
 from curvfs.errors import CurvfsError, InvalidRequest
 from mount.handles import FileHandle, Handles, NodeWriter
@@ -22,8 +24,6 @@ log = logging.getLogger("curvfs.mount")
 
 #: How long an open for write of a sealed object is remembered as refused once: the second time it is EPERM.
 _SECOND_CHANCE_S = 1.0
-#: A file that changed this recently may change again within the same tick of the store's clock.
-_RACY_MS = 2000
 
 
 class Opening:
@@ -93,8 +93,7 @@ class Opening:
         status = reader.located.status
         stamp = status.mtime_ms, status.length_bytes
         keep = node.known_stamp == stamp
-        settled = abs(self._clock.time_ms() - status.mtime_ms) > _RACY_MS
-        node.known_stamp = stamp if settled else None
+        node.known_stamp = stamp if self._readers.is_settled(status) else None
         return keep
 
     def _refuse_sealed(self, node: Node, caller: Caller) -> None:
@@ -215,9 +214,12 @@ class Opening:
         except CurvfsError as error:
             # Whoever wrote was told: by write, by flush, or by fsync.
             log.warning("%r was closed with an error: %s", node, error)
-            await writer.discard()
-        if node.private is None and node.writers == 0 and node.writer is writer:
-            node.writer = None
+        finally:
+            if writer.is_open:  # what could not be published within its time is given up
+                with trio.CancelScope(shield=True):
+                    await writer.discard()
+            if node.private is None and node.writers == 0 and node.writer is writer:
+                node.writer = None
 
     # ------------------------------------------------------------------------------------------------------- size
 

@@ -142,6 +142,10 @@ class Publisher:
         self.privates.add(private)
         return private
 
+    def renew_reservation(self, private: PrivateFile) -> None:
+        """The thread that a file was made for has looked it up: it is about to open it."""
+        private.reserved_until_s = self._world.clock.monotonic_s() + RESERVATION_S
+
     async def _create(self, scratch: Scratch, born: bytes, mode: int, owner: str, group: str) -> tuple[FileWriter, str]:
         await scratch.ensure()
         for attempt in range(2):

@@ -14,7 +14,7 @@ from bisect import bisect_right
 
 import trio
 
-from curvfs.api import CurvineFileSystem, LocalExtent, Located, ReadExtents
+from curvfs.api import CurvineFileSystem, FileStatus, LocalExtent, Located, ReadExtents
 from curvfs.errors import CurvfsError
 from curvfs.units import MIB
 from curvfs.world import Disk, Threads
@@ -22,6 +22,9 @@ from mount.inodes import Node, NodeTable
 
 #: READ and WRITE requests reach this size.
 MAX_REQUEST_BYTES = MIB
+#: A file that changed this recently may change again within the same tick of the store's clock, or of a host whose
+#: clock is a little off.
+_RACY_MS = 2000
 
 
 class Slab:
@@ -167,9 +170,13 @@ class Readers:
         located = await self.locate(node)
         node.checked_s = self._fs.world.clock.monotonic_s()
         reader = node.reader
-        if reader is not None and reader.same_as(located):
+        if reader is not None and reader.same_as(located) and (node.sealed or self.is_settled(located.status)):
             return reader
         return await self._open(node, located)
+
+    def is_settled(self, status: FileStatus) -> bool:
+        """Did the file change so long ago that its modification time tells it from the next version?"""
+        return abs(self._fs.world.clock.time_ms() - status.mtime_ms) > _RACY_MS
 
     async def get(self, node: Node) -> NodeReader:
         """The reader there is, or a new one."""

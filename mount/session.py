@@ -224,7 +224,7 @@ class _Session:
         self._initialised = trio.Event()
         self._stop = trio.Event()
         self._ended = trio.Event()
-        self._unmounted = False
+        self._device = ""
         self._operations: Operations = Operations(fs, table, _Kernel(), options, on_init=self._initialised.set)
 
     async def serve(self, on_ready: Callable[[str, str], None]) -> None:
@@ -245,8 +245,7 @@ class _Session:
                     nursery.cancel_scope.cancel()
             finally:
                 with trio.CancelScope(shield=True):
-                    if not self._unmounted:
-                        await self._unmount_now()
+                    await self._unmount()
                     pyfuse3.close(unmount=False)
                     await self._settle()
 
@@ -271,6 +270,8 @@ class _Session:
             raise kernel.explain_refusal(captured.text, self._path) from error
         if captured.text.strip():
             log.warning("While mounting: %s", captured.text.strip())
+        entry = kernel.mount_at(self._world.disk, self._path)
+        self._device = entry.device if entry is not None else ""
 
     async def _loop(self) -> None:
         import pyfuse3
@@ -295,7 +296,10 @@ class _Session:
             max_background=self._options.max_background,
         )
         log.info("Mounted %s on %s.", self._url, self._path)
-        on_ready(self._url, self._path)
+        try:
+            on_ready(self._url, self._path)
+        except OSError as error:
+            log.warning("Nobody could be told that the mount is ready: %s", error)
 
     # --------------------------------------------------------------------------------------------- tasks in the back
 
@@ -361,12 +365,11 @@ class _Session:
 
     async def _leave(self) -> None:
         """Unmount while requests are still answered, so that dirty pages reach us; then end the loop."""
-        if not self._ended.is_set():
-            await self._unmount_now()
-            with trio.move_on_after(1.0):
-                await self._ended.wait()
-        else:
-            self._unmounted = True
+        if self._ended.is_set():
+            return
+        await self._unmount()
+        with trio.move_on_after(1.0):
+            await self._ended.wait()
         if not self._ended.is_set():
             import pyfuse3
 
@@ -374,17 +377,17 @@ class _Session:
             with trio.move_on_after(self._options.shutdown_timeout_s / 4):
                 await self._ended.wait()
 
-    async def _unmount_now(self) -> None:
-        """Take the mount out of the tree: gently, else at once, open files notwithstanding. Never raises."""
+    async def _unmount(self) -> None:
+        """Take our mount out of the tree, if it is there: gently, else at once, open files notwithstanding."""
         timeout_s = self._options.shutdown_timeout_s / 4
         for lazy in (False, True):
+            entry = kernel.mount_at(self._world.disk, self._path)
+            if entry is None or entry.device != self._device:
+                return  # somebody has unmounted it, and perhaps mounted something else
             try:
                 await self._world.threads.run(_unmount, self._path, lazy, timeout_s)
             except CurvfsError as error:
-                log.info("Unmounting: %s", error)
-            else:
-                break
-        self._unmounted = True
+                log.info("%s", error)
 
     async def _settle(self) -> None:
         """Everything written gets its place in the store; staging is emptied. Never raises a CurvfsError."""

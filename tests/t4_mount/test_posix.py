@@ -340,7 +340,7 @@ def test_tools(place: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 @pytest.mark.parametrize("direct", [0, 1])
-def test_fio_writes_and_verifies(place: Path, direct: int) -> None:
+def test_fio_writes_and_verifies(place: Path, tmp_path: Path, direct: int) -> None:
     common = [
         "--size=8m",
         "--verify=crc32c",
@@ -355,6 +355,7 @@ def test_fio_writes_and_verifies(place: Path, direct: int) -> None:
             check=True,
             capture_output=True,
             timeout=60,
+            cwd=tmp_path,
         )
 
 
