@@ -69,6 +69,11 @@ class MetaStore(abc.ABC):
     def apply(self, change: Change) -> None:
         """Make a change, atomically: after an error, or a crash, all of it happened or none. Raises CurvfsError."""
 
+    @property
+    def pending_changes(self) -> int:
+        """Changes since the last :meth:`checkpoint`."""
+        return 0
+
     def checkpoint(self) -> bool:
         """Do housekeeping that waits for the disk; called from a worker thread now and then. False: it could not keep
         up, and mutations should pause while it is called once more."""

@@ -46,7 +46,9 @@ _LOCK_TIMEOUT_S = 1.0
 #: How often, and how long in a row, nobody must be attached before a server that may stop does.
 _USERS_POLL_S = 0.5
 _UNUSED_GRACE_S = 3.0
+_HOUSEKEEPING_PERIOD_S = 1.0
 _CHECKPOINT_PERIOD_S = 20.0
+_CHECKPOINT_CHANGES = 4_000
 
 #: Addresses that only this machine reaches.
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -305,8 +307,14 @@ async def _last_user_gone(place: Directory, world: World) -> int:
 
 async def _checkpoints(store: MetaStore, master: Master, world: World, journal: Log) -> None:
     """Empty the metadata log now and then; let mutations wait only when it would grow without end."""
+    last_s = world.clock.monotonic_s()
     while True:
-        await world.clock.sleep(_CHECKPOINT_PERIOD_S)
+        await world.clock.sleep(_HOUSEKEEPING_PERIOD_S)
+        now_s = world.clock.monotonic_s()
+        due = now_s - last_s >= _CHECKPOINT_PERIOD_S or store.pending_changes >= _CHECKPOINT_CHANGES
+        if not due or store.pending_changes == 0:
+            continue
+        last_s = now_s
         try:
             if not await world.threads.run(store.checkpoint):
                 async with master.quiet():

@@ -60,16 +60,16 @@ CREATE TABLE totals (
 _PUT_INODE = "INSERT OR REPLACE INTO inode VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _PUT_TOTALS = "INSERT OR REPLACE INTO totals VALUES (1,?,?,?,?)"
 
-_BELOW = """
+#: What removing everything below a directory frees. (CROSS JOIN keeps SQLite from starting with all inodes.)
+_WEIGH = f"""
 WITH RECURSIVE below(id) AS (
     SELECT inode FROM entry WHERE directory = ?
     UNION SELECT entry.inode FROM below JOIN entry ON entry.directory = below.id
-), freed(id) AS (SELECT id FROM below JOIN inode USING (id) WHERE kind <> 0 AND nlink = 1)
-"""
-_WEIGH_INODES = _BELOW + "SELECT COUNT(*) FROM freed"
-_WEIGH_BYTES = _BELOW + f"""
-SELECT COALESCE(SUM(length), 0) FROM freed JOIN block ON block.id >= freed.id << {BLOCK_BITS}
-    AND block.id < (freed.id + 1) << {BLOCK_BITS} WHERE locations IS NOT NULL
+)
+SELECT COUNT(*), COALESCE(SUM((
+    SELECT SUM(length) FROM block WHERE locations IS NOT NULL
+        AND block.id >= below.id << {BLOCK_BITS} AND block.id < (below.id + 1) << {BLOCK_BITS}
+)), 0) FROM below CROSS JOIN inode USING (id) WHERE kind <> 0 AND nlink = 1
 """
 
 #: Records kept in each generation of a cache; two generations live at a time.
@@ -79,7 +79,7 @@ _CACHED_BLOCKS_PER_FILE = 64
 _PAGE_CACHE_KIB = 64 * 1024
 
 #: A log of this many pages of 4 KiB has to be emptied before it grows further.
-_HEAVY_LOG_PAGES = 65_536
+_HEAVY_LOG_PAGES = 16_384
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -225,8 +225,7 @@ class SqliteMetaStore(MetaStore):
         return None if row is None else int(row[0])
 
     def weigh(self, directory_id: int) -> tuple[int, int]:
-        inodes = self._db.execute(_WEIGH_INODES, (directory_id,)).fetchone()[0]
-        size_bytes = self._db.execute(_WEIGH_BYTES, (directory_id,)).fetchone()[0]
+        inodes, size_bytes = self._db.execute(_WEIGH, (directory_id,)).fetchone()
         return inodes, size_bytes
 
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
@@ -309,9 +308,11 @@ class SqliteMetaStore(MetaStore):
 
     # ----------------------------------------------------------------------------------------------- housekeeping
 
+    @property
+    def pending_changes(self) -> int:
+        return self._changes
+
     def checkpoint(self) -> bool:
-        if self._changes == 0:
-            return True
         self._changes = 0
         try:
             _, log_pages, _ = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
