@@ -69,11 +69,15 @@ class DirectoryHandle:
 
     async def seek(self, offset: int) -> None:
         """Go to an offset given before; 0 begins anew."""
-        if offset == self._position:
-            return
-        if offset == 0 or offset > self._position:
+        if offset == 0:
             self._rewind()
-            return
+        elif offset < self._position:
+            self._step_back(offset)
+        while self._position < offset and (entry := await self.peek()) is not None:
+            self.take(entry)
+
+    def _step_back(self, offset: int) -> None:
+        """Return to a remembered offset, or to the last checkpoint before it."""
         mark = next((mark for mark in self._remembered if mark.offset == offset), None)
         if mark is None:
             mark = self._checkpoints[offset // _CHECKPOINT_EVERY]
@@ -83,8 +87,6 @@ class DirectoryHandle:
         self._private_given = {name: at for name, at in self._private_given.items() if at <= mark.offset}
         self._position, self._after, self._store_done = mark.offset, mark.name, mark.store_done
         self._forget_page()
-        while self._position < offset and (entry := await self.peek()) is not None:
-            self.take(entry)
 
     async def peek(self) -> Listed | None:
         """The next entry, None at the end. It stays the next one until it is taken."""

@@ -7,12 +7,14 @@ the client (``client_hostname``, ``rpc_timeout``, ...). A word that would do har
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from curvfs.errors import ConfigError
 from curvfs.units import parse_duration, parse_size
+
+T = TypeVar("T")
 
 #: The KV prefix made in the mounted directory when nobody says otherwise.
 DEFAULT_KV_PATH = "kv"
@@ -116,14 +118,21 @@ class MountOptions:
             elif not equals:
                 raise ConfigError(f"-o {name} is not an option of a curvfs mount; docs/mount.md lists them.")
             elif name in _DURATIONS:
-                changes[_DURATIONS[name]] = parse_duration(value, bare_unit="s")
+                changes[_DURATIONS[name]] = _parsed(name, value, lambda text: parse_duration(text, bare_unit="s"))
             elif name == "max_background":
                 changes["max_background"] = _whole(name, value)
             elif name == "read_ahead":
-                changes["read_ahead_bytes"] = parse_size(value)
+                changes["read_ahead_bytes"] = _parsed(name, value, parse_size)
             else:
                 client.append((name, value))
         return dataclasses.replace(self, kernel_words=tuple(kernel), client_settings=tuple(client), **changes)
+
+
+def _parsed(name: str, value: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"-o {name}={value} cannot be used: {error}") from None
 
 
 def _whole(name: str, value: str) -> int:

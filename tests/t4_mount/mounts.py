@@ -29,6 +29,12 @@ def why_not() -> str | None:
     return None
 
 
+def skip_without_fuse() -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"real mounts are not tested: {reason}")
+
+
 def mounted_at(path: Path) -> list[str]:
     """File system types of what is mounted right there."""
     found = []
@@ -106,6 +112,7 @@ def start_mount(
     directory: Path, *arguments: str | Path, name: str = "mnt", environ: dict[str, str] | None = None
 ) -> Mount:
     """Mount in the foreground below ``directory`` and wait until it says so."""
+    skip_without_fuse()
     path = directory / name
     path.mkdir(exist_ok=True)
     log = directory / f"{name}.log"

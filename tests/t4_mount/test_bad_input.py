@@ -7,7 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.t4_mount.mounts import curvfs, mounted, mounted_at
+import pytest
+
+from tests.t4_mount.mounts import curvfs, mounted, mounted_at, skip_without_fuse
+
+
+@pytest.fixture(autouse=True)
+def _with_fuse() -> None:
+    skip_without_fuse()
 
 
 def fails(

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.t4_mount.mounts import curvfs, mounted, mounted_at, refused, server_pid, start_mount, wait_for
+from tests.t4_mount.mounts import (
+    curvfs,
+    mounted,
+    mounted_at,
+    refused,
+    server_pid,
+    skip_without_fuse,
+    start_mount,
+    wait_for,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -123,6 +132,7 @@ def test_killed_with_readers_and_writers(tmp_path: Path) -> None:
 
 
 def test_background(tmp_path: Path) -> None:
+    skip_without_fuse()
     path = tmp_path / "mnt"
     path.mkdir()
     try:
