@@ -103,12 +103,15 @@ class MasterEndpoint:
                 raise type(connecting.error)(str(connecting.error)) from connecting.error
 
     async def _connect(self, connecting: _Connecting) -> None:
+        # What those who wait are told when this is cancelled: the client is being closed.
+        connecting.error = ConnectionLost(f"The client was closed while it connected to {self.address}.")
         try:
             with trio.fail_after(self._config.connect_timeout_s):
                 stream = await self._world.net.connect(self.host, self.port)
             connection = MasterConnection(stream, self._world.clock)
             self._connections.append(connection)
             self._nursery.start_soon(connection.run)
+            connecting.error = None
         except trio.TooSlowError:
             connecting.error = DeadlineExceeded(
                 f"{self.address} did not accept a connection within {self._config.connect_timeout_s:g} s."
