@@ -19,6 +19,8 @@ from curvfs.world import Clock, Random
 #: The simulated runs begin here on the wall clock: 2026-01-01T00:00:00Z.
 EPOCH_MS = 1_767_225_600_000
 
+#: So many events at one instant are a livelock.
+_EVENTS_PER_INSTANT = 200_000
 #: How many events a trace keeps in full; all of them go into its digest.
 _TRACE_TAIL = 4000
 
@@ -28,6 +30,10 @@ class ProcessKilled(BaseException):
 
     Not an ``Exception``: a process that is gone handles no errors and cleans nothing up.
     """
+
+
+class Livelock(BaseException):
+    """Somebody is busy without end: thousands of calls into the world, and no time passes."""
 
 
 class Trace:
@@ -151,10 +157,21 @@ class Universe:
         self.faults = Faults(random=self.rng("faults"))
         self.processes: list[SimProcess] = []
         self._base_s: float | None = None
+        self._instant_s = 0.0
+        self._instant_start = 0
 
     def rng(self, name: str) -> Random:
         """A stream of random numbers of its own, so that one part's draws do not shift another's."""
         return Random(f"{self.seed}/{name}")
+
+    def note(self, event: str) -> None:
+        """Write to the trace, with the time."""
+        now_s = self.now_s()
+        if now_s != self._instant_s:
+            self._instant_s, self._instant_start = now_s, self.trace.count
+        elif self.trace.count - self._instant_start > _EVENTS_PER_INSTANT:
+            raise Livelock(f"{_EVENTS_PER_INSTANT} events at {now_s:.9f} s; the last: {event}")
+        self.trace.add(f"{now_s:.9f} {event}")
 
     def now_s(self) -> float:
         """Seconds since the run began."""
@@ -193,7 +210,7 @@ class SimProcess:
 
     def note(self, event: str) -> None:
         """Write to the trace."""
-        self.universe.trace.add(f"{self.universe.now_s():.9f} {self!r} {event}")
+        self.universe.note(f"{self!r} {event}")
 
     def enter(self, call: str, detail: str = "") -> None:
         """Begin a call into the world. Raises :class:`ProcessKilled` in a process that is dead, or dies here."""

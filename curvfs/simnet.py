@@ -396,7 +396,7 @@ class SimInternet:
         """Cut the link between two machines, or heal it."""
         link = self.link(one, other)
         link.cut = cut
-        self._universe.trace.add(f"{self._universe.now_s():.9f} {one}-{other} {'cut' if cut else 'healed'}")
+        self._universe.note(f"{one}-{other} {'cut' if cut else 'healed'}")
         if cut:
             self._universe.faults.fired["partition"] += 1
         for stream in list(self.streams):

@@ -190,7 +190,7 @@ class SimWorld(World):
         """Cut the power of this machine: all its processes go without a word, unsynced data as the seed has it.
         :meth:`host` switches it on again."""
         machine = self.process.machine
-        self.trace.add(f"{self.clock.monotonic_s():.9f} {machine} power cut")
+        self._shared.universe.note(f"{machine} power cut")
         for process in self._shared.universe.processes:
             if process.machine == machine:
                 process.die(silently=True)

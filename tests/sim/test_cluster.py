@@ -25,14 +25,18 @@ _TURNS = 12
 async def trouble(world: SimWorld, server: SimServer) -> None:
     """Faults of every kind, until cancelled."""
     faults, random = world.faults, world.random
+    faults.machines = frozenset({SERVER})
     while True:
         faults.reset = random.choice((0, 0, 0.01, 0.05))
         faults.half_open = random.choice((0, 0, 0, 0.01))
         faults.stall = random.choice((0, 0, 0.1))
         faults.refuse = random.choice((0, 0, 0.2))
         faults.slow_disk = random.choice((0, 0, 0.2))
+        faults.short_read = faults.short_write = random.choice((0, 0.5))
+        for name in ("read_error", "write_error", "no_space", "name_error"):
+            setattr(faults, name, random.choice((0, 0, 0, 0.02)))
         await world.clock.sleep(random.expovariate(1 / 3))
-        what = random.randrange(4)
+        what = random.randrange(5)
         if what == 0:
             server.kill()
         elif what == 1:
@@ -42,6 +46,8 @@ async def trouble(world: SimWorld, server: SimServer) -> None:
             world.partition(machine, SERVER)
             await world.clock.sleep(random.expovariate(1 / 4))
             world.heal(machine, SERVER)
+        elif what == 3:
+            server.process.clock.step(random.uniform(-100_000, 100_000))
 
 
 async def cluster_run(world: SimWorld) -> str:

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from curvfs.errors import ConnectFailed, ConnectionLost, CurvfsError
-from curvfs.simcore import ProcessKilled
+from curvfs.simcore import Livelock, ProcessKilled
 from curvfs.simworld import SimWorld, run, simulated_world
 from curvfs.world import DirectIo, Stream, World
 from tests.t0_units.worlds import aligned
@@ -143,6 +143,16 @@ def test_a_run_that_waits_forever_is_an_error() -> None:
 
     with pytest.raises(CurvfsError, match="waits forever"):
         run(main, seed=1, limit_s=1000)
+
+
+def test_a_run_that_is_busy_without_end_is_an_error() -> None:
+    async def main(world: SimWorld) -> None:
+        while True:
+            with pytest.raises(ConnectFailed):
+                await world.net.connect("nowhere", 1)
+
+    with pytest.raises(Livelock, match="nowhere"):
+        run(main, seed=1)
 
 
 def test_virtual_time_costs_none() -> None:
