@@ -7,6 +7,9 @@ What is only in memory: which blocks are being written and the space reserved fo
 staging file can be completed all the same (its length says whether it is whole); an unfinished rewrite is dropped and
 the published generation stays. Block files that no file of the namespace owns are removed at start.
 
+Nothing here is synced to the disk: after a power loss, unlike after a kill, a block may be torn or shorter than its
+file says (what is missing reads as zeros), or gone.
+
 The methods block; those named in their docstring as slow belong into a worker thread. None is reentrant for one block:
 :meth:`BlockStore.begin` and :meth:`BlockStore.complete` refuse a block that is busy.
 
@@ -154,6 +157,7 @@ class BlockStore:
             except BaseException:
                 del self._writing[block_id]
                 self._unlink(path)
+                self._unlink(self.layout.copy(block_id))
                 raise
             writing.busy = False
         with self._busy(block_id, writing):

@@ -297,5 +297,3 @@ def filesystem_info(
             compatibility_mode=pb.COMPATIBILITY_MODE_PROTO_DIAGNOSE,
         ),
     )
-
-

@@ -109,9 +109,7 @@ class Draft:
         """Add a block at the end of a file; returns (and puts) the inode that owns it."""
         self.put_block(block)
         self._totals = replace(self._totals, blocks=self._totals.blocks + 1)
-        changed = replace(
-            inode, next_block=inode.next_block + 1, blocks_bytes=inode.blocks_bytes + block.length_bytes
-        )
+        changed = replace(inode, next_block=inode.next_block + 1, blocks_bytes=inode.blocks_bytes + block.length_bytes)
         self.put(changed)
         return changed
 

@@ -201,9 +201,7 @@ class EmbeddedServer:
             return None
         found: list[bool] = []
         # A thread of its own, because the caller's may be running trio already.
-        thread = self._world.threads.start(
-            lambda: found.append(trio.run(self._probe, host, port)), name="curvfs-probe"
-        )
+        thread = self._world.threads.start(lambda: found.append(trio.run(self._probe, host, port)), name="curvfs-probe")
         thread.join()
         return url if found == [True] else None
 
@@ -223,9 +221,7 @@ class EmbeddedServer:
                 header = await frames.recv_header(head)
                 await frames.discard(head.data_len)
                 info: Any = decode(pb.GetFilesystemInfoResponse, header)
-                served = {
-                    storage.dir_path for worker in info.live_workers for storage in worker.storage_map.values()
-                }
+                served = {storage.dir_path for worker in info.live_workers for storage in worker.storage_map.values()}
                 return Layout(self._place.data, CLUSTER_ID).root in served
             except CurvfsError:
                 return False

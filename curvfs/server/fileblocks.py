@@ -219,9 +219,7 @@ class FileBlocks:
             fresh[block.id] = Block(block.id, grown, None, (), locations)
         length_bytes = max(inode.length_bytes, length_bytes)
         if length_bytes != total:
-            raise common(
-                f"Complete len is not equal to file len, complete_len = {total}, file_len = {length_bytes}"
-            )
+            raise common(f"Complete len is not equal to file len, complete_len = {total}, file_len = {length_bytes}")
         for block in fresh.values():
             draft.put_block(block)
         return replace(inode, length_bytes=length_bytes, blocks_bytes=total)
@@ -280,9 +278,7 @@ class FileBlocks:
         if options.truncate:
             return
         if options.mode & ~(MODE_KEEP_SIZE | MODE_ZERO_RANGE):
-            raise common(
-                f"mode must be DEFAULT (0) or ZERO_RANGE (16) for allocate operation, got {options.mode}"
-            )
+            raise common(f"mode must be DEFAULT (0) or ZERO_RANGE (16) for allocate operation, got {options.mode}")
         # From here on HEAD does harm (section 13, item 4).
         if options.mode & MODE_ZERO_RANGE:
             raise refusal(INVALID_ARGUMENT, "ZERO_RANGE is not supported: write zeros instead")
@@ -298,9 +294,7 @@ class FileBlocks:
         kept_bytes = sum(block.length_bytes for block in blocks[:keep])
         if rest and keep < len(blocks):
             tail = blocks[keep]
-            draft.put_block(
-                replace(tail, length_bytes=rest, alloc=AllocOptions(options.truncate, rest, options.mode))
-            )
+            draft.put_block(replace(tail, length_bytes=rest, alloc=AllocOptions(options.truncate, rest, options.mode)))
             kept_bytes += rest
         return replace(inode, blocks_bytes=kept_bytes)
 

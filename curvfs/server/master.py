@@ -241,9 +241,7 @@ class Master:
 
     def _locate(self, message: Any, _: int) -> Message:
         inode, blocks = self.files.locate(message.path)
-        return pb.GetBlockLocationsResponse(
-            blocks=convert.file_blocks(message.path, inode, blocks, self._addresses)
-        )
+        return pb.GetBlockLocationsResponse(blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
 
     def _filesystem_info(self, _message: Any, _: int) -> Message:
         return convert.filesystem_info(
@@ -354,7 +352,6 @@ class Master:
 
     def _again_link(self, _message: Any) -> Message:
         return pb.LinkResponse()
-
 
 
 _HANDLERS: dict[int, tuple[type[Message], Handler]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -83,6 +84,8 @@ def serve(
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
     capacity_bytes = None if capacity is None else parse_size(capacity)
     os.umask(0o077)
+    # A descriptor for every connection and open block: as many as we may have.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     if stop_when_unused:
         # Nobody watches this process: it must not keep the directory that it was started in from being unmounted.
         directory = os.path.realpath(directory)

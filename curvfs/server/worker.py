@@ -297,9 +297,7 @@ class _Connection:
         if message.chunk_size <= 0:
             raise common(f"chunk_size {message.chunk_size} must be greater than 0")
         if message.enable_read_ahead and message.read_ahead_len > _MAX_READ_AHEAD_LEN:
-            raise common(
-                f"read_ahead_len {message.read_ahead_len} exceeds maximum allowed value {_MAX_READ_AHEAD_LEN}"
-            )
+            raise common(f"read_ahead_len {message.read_ahead_len} exceeds maximum allowed value {_MAX_READ_AHEAD_LEN}")
         if not 0 <= message.off <= message.len:
             raise common(f"Invalid read offset {message.off}, block length: {message.len}")
         self._drop()
@@ -326,15 +324,11 @@ class _Connection:
         if request.header:
             header: Any = decode(pb.DataHeaderProto, request.header)
             if not 0 <= header.offset <= stream.length_bytes:
-                raise refusal(
-                    kind, f"Invalid seek offset: {header.offset}, block length: {stream.length_bytes}"
-                )
+                raise refusal(kind, f"Invalid seek offset: {header.offset}, block length: {stream.length_bytes}")
             stream.position = header.offset
         offset = stream.position
         if offset >= stream.length_bytes:
-            raise refusal(
-                kind, f"offset exceeds block length, length={stream.length_bytes}, offset={offset}"
-            )
+            raise refusal(kind, f"offset exceeds block length, length={stream.length_bytes}, offset={offset}")
         count = min(stream.chunk_bytes, stream.length_bytes - offset)
         stream.position = offset + count
         in_file = min(count, max(0, self._world.disk.fstat(stream.fd).st_size - offset))
