@@ -376,10 +376,10 @@ def test_repeated_reads_do_not_reach_the_daemon(kv: Path, mount: Mount) -> None:
     with open(path, "rb", buffering=0) as file:
         assert file.read() == content
         before = _cpu_ticks(mount.process.pid)
-        for _ in range(20):
+        for _ in range(60):
             file.seek(0)
             assert len(file.read()) == len(content)
-        assert _cpu_ticks(mount.process.pid) - before <= 5
+        assert _cpu_ticks(mount.process.pid) - before <= 12
 
 
 def _cpu_ticks(pid: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.t4_mount.mounts import Mount, mounted, refused
+from tests.t4_mount.mounts import Mount, mounted, refused, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +135,39 @@ def test_removed_and_made_anew_elsewhere(pair: tuple[Mount, Mount]) -> None:
     (a.kv / "n").unlink()
     publish(a, "n", b"second")
     assert (b.kv / "n").read_bytes() == b"second"
+
+
+def test_remote_readers_keep_what_they_opened(pair: tuple[Mount, Mount]) -> None:
+    """On the mount that reads through the worker: replaced and removed while open, the old bytes stay readable."""
+    b = pair[1]
+    old, new = os.urandom(3 << 20), os.urandom(1 << 20)
+    publish(b, "kept", old)
+    with open(b.kv / "kept", "rb", buffering=0) as file:
+        assert file.read(1000) == old[:1000]
+        publish(b, "kept", new)
+        assert (b.kv / "kept").read_bytes() == new
+        with open(b.kv / "kept", "rb", buffering=0) as other:
+            (b.kv / "kept").unlink()
+            assert os.pread(other.fileno(), len(new) + 1, 0) == new
+        assert os.pread(file.fileno(), len(old) + 1, 0) == old
+    assert "kept" not in os.listdir(b.kv)
+    staging = b.kv / ".staging"
+
+    def empty() -> bool:
+        return all(set(os.listdir(staging / own)) <= {"alive"} for own in os.listdir(staging))
+
+    wait_for(empty, 5.0, "an empty staging directory")
+
+
+def test_a_mapping_is_read_by_many(pair: tuple[Mount, Mount]) -> None:
+    content = os.urandom(4 << 20)
+    publish(pair[0], "mapped", content)
+    for mount in pair:
+        with open(mount.kv / "mapped", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+
+            def check(seed: int, mapping: mmap.mmap = mapping) -> bool:
+                picks = random.Random(seed).sample(range(1024), 200)
+                return all(mapping[p * 4096 : p * 4096 + 4096] == content[p * 4096 : p * 4096 + 4096] for p in picks)
+
+            with ThreadPoolExecutor(8) as pool:
+                assert all(pool.map(check, range(16)))
