@@ -26,7 +26,7 @@ def demo(
     page_tokens: Annotated[int, typer.Option(help="Tokens per KV page.", min=1)] = 64,
     new_tokens: Annotated[int, typer.Option(help="Tokens that each replica generates.", min=1)] = 8,
     mount: Annotated[bool, typer.Option("--mount/--no-mount", help="Mount the pool and look at it.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; all else goes to stderr.")] = False,
 ) -> None:
     """Show two model replicas that share their KV cache, and check that they agree."""
     try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import trio
 import xxhash
 from safetensors import safe_open
 
@@ -41,7 +42,8 @@ def is_mounted(path: Path) -> bool:
 async def mount(pool: Path, mountpoint: Path, say: Say, checks: Checks) -> bool:
     """Mount the pool; False, said in one line, where FUSE cannot be had."""
     say(f"$ curvfs mount --embedded {pool} {mountpoint} --background")
-    done = await run_curvfs("mount", "--embedded", str(pool), str(mountpoint), "--background")
+    with trio.CancelScope(shield=True):  # never half-way: what is mounted must be known, to be unmounted
+        done = await run_curvfs("mount", "--embedded", str(pool), str(mountpoint), "--background")
     if done.returncode == EnvironmentError_.exit_code:
         reason = done.stderr.strip().removeprefix("curvfs: ")
         say(f"FUSE cannot be had here ({reason}) Not run: {', '.join(STEPS)}.")
@@ -53,13 +55,13 @@ async def mount(pool: Path, mountpoint: Path, say: Say, checks: Checks) -> bool:
     return True
 
 
-async def unmount(mountpoint: Path, say: Say) -> bool:
-    """Unmount; true when nothing is mounted any more."""
-    say(f"$ curvfs umount {mountpoint}")
+async def unmount(mountpoint: Path) -> bool:
+    """Unmount, in any case; true when that went as it should."""
     done = await run_curvfs("umount", str(mountpoint))
-    if done.returncode != 0:
-        say(done.stderr.strip())
-    return done.returncode == 0 and not is_mounted(mountpoint)
+    if is_mounted(mountpoint):
+        await run_curvfs("umount", "--lazy", str(mountpoint))
+        return False
+    return done.returncode == 0
 
 
 async def look_around(mountpoint: Path, digests: Sequence[str], world: World, say: Say, checks: Checks) -> None:

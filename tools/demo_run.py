@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ MUST_PAY_FROM_TOKENS = 1000
 _SLICES_TRIED = 8
 _ANSWER_TIMEOUT_S = 300.0
 _SERVER_STOP_TIMEOUT_S = 15.0
-_TERMINATED = 128 + signal.SIGTERM
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +63,26 @@ def main(options: Options, *, as_json: bool) -> int:
 
 
 async def _run(options: Options, world: World, as_json: bool) -> int:
-    """Run the demo until it ends or SIGTERM comes; the exit code."""
-    code = _TERMINATED
+    """Run the demo until it ends or a signal stops it; the exit code. Cleaning up is not interrupted again."""
+    code = 0
+    scope = trio.CancelScope()
+
+    async def stop_on_signal(task_status: trio.TaskStatus[None]) -> None:
+        nonlocal code
+        with trio.open_signal_receiver(*_STOPPING) as signals:
+            task_status.started()
+            async for number in signals:
+                code = code or 128 + number
+                scope.cancel()
+
     async with trio.open_nursery() as nursery:
-
-        async def stop_on_sigterm() -> None:
-            with trio.open_signal_receiver(signal.SIGTERM) as signals:
-                async for _ in signals:
-                    nursery.cancel_scope.cancel()
-
-        nursery.start_soon(stop_on_sigterm)
-        demo = Demo(options, world, _silent if as_json else _print)
-        result = await demo.run()
-        if as_json:
-            _print(json.dumps(result))
-        code = 0 if not demo.checks.failed else 1
+        await nursery.start(stop_on_signal)
+        with scope:
+            demo = Demo(options, world, _print_aside if as_json else _print)
+            result = await demo.run()
+            code = code or int(bool(demo.checks.failed))
+            if as_json:
+                _print(json.dumps(result))
         nursery.cancel_scope.cancel()
     return code
 
@@ -85,8 +91,8 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def _silent(line: str) -> None:
-    pass
+def _print_aside(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Demo:
@@ -184,16 +190,20 @@ class Demo:
     async def _mount(self, pool: Path, mountpoint: Path) -> AsyncIterator[bool]:
         """The pool mounted; false where FUSE cannot be had or was not asked for."""
         mounted = False
+        unmounted = True
         try:
             if self._options.use_mount:
                 mounted = await mount(pool, mountpoint, self._say, self.checks)
             else:
                 self.checks.skip(*STEPS)
             yield mounted
+            if mounted:
+                self._say(f"$ curvfs umount {mountpoint}")
         finally:
             if mounted or is_mounted(mountpoint):
                 with trio.CancelScope(shield=True):
-                    self.checks.check(await unmount(mountpoint, self._say), f"{mountpoint} is unmounted")
+                    unmounted = await unmount(mountpoint)
+        self.checks.check(unmounted, f"{mountpoint} is unmounted")
 
     # ---- the replicas
 
