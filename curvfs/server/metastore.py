@@ -55,7 +55,7 @@ class MetaStore(abc.ABC):
     @abc.abstractmethod
     def weigh(self, directory_id: int) -> tuple[int, int]:
         """(inodes, bytes) that removing everything below a directory frees: files with no other name, and the lengths
-        of their blocks that lie on a worker."""
+        of their blocks that lie on a worker. A store may stop counting at 100,000 entries: clients only show it."""
 
     @abc.abstractmethod
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
@@ -70,8 +70,8 @@ class MetaStore(abc.ABC):
         """Make a change, atomically: after an error, or a crash, all of it happened or none. Raises CurvfsError."""
 
     @property
-    def pending_changes(self) -> int:
-        """Changes since the last :meth:`checkpoint`."""
+    def pending_records(self) -> int:
+        """Records changed since the last :meth:`checkpoint`."""
         return 0
 
     def checkpoint(self) -> bool:

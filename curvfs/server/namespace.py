@@ -58,7 +58,7 @@ MAX_REPLICAS = 100
 _LINK_PARENT_MODE = 0o777
 
 #: Entries removed at a time when a directory tree is taken apart in the background.
-_REAP_ENTRIES = 256
+_REAP_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,11 @@ class Change:
     doomed: dict[int, bool] = field(default_factory=dict)
     totals: Totals | None = None
 
+    @property
+    def records(self) -> int:
+        """How many records are written."""
+        return len(self.inodes) + len(self.entries) + len(self.blocks) + len(self.locks) + len(self.doomed) + 1
+
 
 def root_inode() -> Inode:
     """The root as a fresh store holds it."""

@@ -48,7 +48,7 @@ _USERS_POLL_S = 0.5
 _UNUSED_GRACE_S = 3.0
 _HOUSEKEEPING_PERIOD_S = 1.0
 _CHECKPOINT_PERIOD_S = 20.0
-_CHECKPOINT_CHANGES = 4_000
+_CHECKPOINT_RECORDS = 10_000
 
 #: Addresses that only this machine reaches.
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -311,8 +311,8 @@ async def _checkpoints(store: MetaStore, master: Master, world: World, journal: 
     while True:
         await world.clock.sleep(_HOUSEKEEPING_PERIOD_S)
         now_s = world.clock.monotonic_s()
-        due = now_s - last_s >= _CHECKPOINT_PERIOD_S or store.pending_changes >= _CHECKPOINT_CHANGES
-        if not due or store.pending_changes == 0:
+        due = now_s - last_s >= _CHECKPOINT_PERIOD_S or store.pending_records >= _CHECKPOINT_RECORDS
+        if not due or store.pending_records == 0:
             continue
         last_s = now_s
         try:
