@@ -7,6 +7,7 @@ stopped everything serves again, without a restart of any client; nothing leaks.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -15,11 +16,12 @@ import trio
 from curvfs.simworld import SimWorld, run
 from tests.sim.model import Published
 from tests.sim.stage import SERVER, SimServer, client_config, connected
-from tests.sim.workload import PUBLISHED, Client, everybody_works
+from tests.sim.workload import PUBLISHED, Client, everybody_publishes, everybody_works
 
 #: The clients: on which machine, and whether they may use local files.
 _CLIENTS = (("one", True), ("two", True), (SERVER, True), (SERVER, False))
-_TURNS = 12
+
+Work = Callable[[list[Client]], Awaitable[None]]
 
 
 async def trouble(world: SimWorld, server: SimServer) -> None:
@@ -50,7 +52,7 @@ async def trouble(world: SimWorld, server: SimServer) -> None:
             server.process.clock.step(random.uniform(-100_000, 100_000))
 
 
-async def cluster_run(world: SimWorld) -> str:
+async def cluster_run(world: SimWorld, work: Work) -> str:
     server = SimServer(world)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
@@ -71,7 +73,7 @@ async def cluster_run(world: SimWorld) -> str:
 
             async with trio.open_nursery() as troubles:
                 troubles.start_soon(trouble, world, server)
-                await everybody_works(clients, _TURNS)
+                await work(clients)
                 troubles.cancel_scope.cancel()
 
             world.faults.stop()
@@ -95,10 +97,60 @@ async def cluster_run(world: SimWorld) -> str:
     return world.trace.digest
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_cluster_under_faults(seed: int) -> None:
-    run(cluster_run, seed=seed)
+async def everything(clients: list[Client]) -> None:
+    await everybody_works(clients, 12)
+
+
+async def races(clients: list[Client]) -> None:
+    await everybody_publishes(clients, 8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_files_are_whole_and_calls_end_under_faults(seed: int) -> None:
+    run(cluster_run, everything, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_of_many_publishers_wins_under_faults(seed: int) -> None:
+    run(cluster_run, races, seed=seed)
 
 
 def test_a_cluster_run_repeats() -> None:
-    assert run(cluster_run, seed=3) == run(cluster_run, seed=3)
+    assert run(cluster_run, everything, seed=3) == run(cluster_run, everything, seed=3)
+
+
+@pytest.mark.parametrize("down", ["killed", "partitioned"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cancelled_client_ends_soon_though_the_server_is_gone(down: str, seed: int) -> None:
+    async def main(world: SimWorld) -> None:
+        server = SimServer(world)
+        server.down_s = 1000
+        config = client_config(short_circuit=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run)
+            await server.wait_up()
+            with trio.CancelScope() as scope:
+                async with connected(world, config) as filesystem:
+
+                    async def write_for_ever(name: str) -> None:
+                        async with await filesystem.create(name) as writer:
+                            while True:
+                                await writer.write(bytes(100_000))
+                                await world.clock.sleep(0.1)
+
+                    async with trio.open_nursery() as writers:
+                        for index in range(3):
+                            writers.start_soon(write_for_ever, f"/{index}")
+                        await world.clock.sleep(1 + world.random.random())
+                        if down == "killed":
+                            server.kill()
+                        else:
+                            world.partition("client", SERVER)
+                        await world.clock.sleep(world.random.random() / 10)
+                        cancelled_s = world.clock.monotonic_s()
+                        scope.cancel()
+            assert world.clock.monotonic_s() - cancelled_s <= 2 * config.close_timeout_s + 0.1
+            assert not world.net.open_streams()
+            nursery.cancel_scope.cancel()
+
+    run(main, seed=seed)

@@ -178,9 +178,11 @@ class Client:
         await self._try(f"abort_extent {path}", bound_s, extent.abort)
 
     async def publish(self) -> None:
+        await self.publish_as(str(self.world.random.randrange(_TARGETS)), self._content())
+
+    async def publish_as(self, key: str, content: bytes) -> None:
         """Write a file and rename it to a name that others want, too."""
-        target = f"{PUBLISHED}/{self.world.random.randrange(_TARGETS)}"
-        path, content = self._new_path(), self._content()
+        target, path = f"{PUBLISHED}/{key}", self._new_path()
         name = self.names[path] = Name(path, [ABSENT])
         await self._write(name, content)
         if not name.certain:
@@ -398,6 +400,15 @@ class Client:
         content = name.may_hold[0]
         assert content is not None
         return content
+
+
+async def everybody_publishes(clients: list[Client], keys: int) -> None:
+    """All at once, to one name after the other."""
+    for key in range(keys):
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                content = client.world.random.randbytes(client.world.random.randint(1, 5000))
+                nursery.start_soon(client.publish_as, f"race-{key}", content)
 
 
 async def everybody_works(clients: list[Client], turns: int) -> None:
