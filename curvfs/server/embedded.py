@@ -22,8 +22,7 @@ import curvfs
 from curvfs.errors import CurvfsError, DeadlineExceeded, EnvironmentError_
 from curvfs.net.transport import FrameStream
 from curvfs.server.layout import Layout
-from curvfs.server.program import ERROR_PREFIX, EXIT_BUSY
-from curvfs.server.service import CLUSTER_ID, Directory
+from curvfs.server.place import CLUSTER_ID, ERROR_PREFIX, EXIT_BUSY, Directory
 from curvfs.units import MIB
 from curvfs.wire.codes import RpcCode
 from curvfs.wire.messages import decode, pb

@@ -17,6 +17,7 @@ import trio
 
 from curvfs.errors import CurvfsError, UsageError
 from curvfs.server.oplog import where_from
+from curvfs.server.place import ERROR_PREFIX, EXIT_BUSY
 from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
 from curvfs.units import parse_size
 from curvfs.world import World
@@ -26,10 +27,6 @@ _STOP_TIMEOUT_S = 15.0
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
-#: Exit code of ``python -m curvfs.server`` when another server has the directory.
-EXIT_BUSY = 75
-#: Begins the line on stderr that says why it ended.
-ERROR_PREFIX = "curvfs.server: "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

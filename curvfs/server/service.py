@@ -18,12 +18,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
 from curvfs import __version__
-from curvfs.errors import CurvfsError, EnvironmentError_, UsageError
+from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.server.behaviour import HEAD, Behaviour
 from curvfs.server.blockstore import BlockStore
 from curvfs.server.cluster import Cluster, WorkerNode
@@ -33,13 +32,13 @@ from curvfs.server.master import Master
 from curvfs.server.metastore import MetaStore
 from curvfs.server.namespace import Namespace
 from curvfs.server.oplog import Log
+from curvfs.server.place import CLUSTER_ID, Directory
 from curvfs.server.sqlitestore import SqliteMetaStore
 from curvfs.server.worker import Worker
 from curvfs.world import Listener, World
 
 MASTER_PORT = 8995
 WORKER_PORT = 8997
-CLUSTER_ID = "curvine"
 
 #: How long a starting server waits for another one on the same directory to go away.
 _LOCK_TIMEOUT_S = 1.0
@@ -68,63 +67,6 @@ class Server:
     @property
     def url(self) -> str:
         return f"curvine://{url_host(self.host)}:{self.master_port}/"
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """The paths below the directory that is served."""
-
-    path: str
-
-    @classmethod
-    def at(cls, path: str) -> Directory:
-        return cls(os.path.realpath(path))
-
-    @property
-    def database(self) -> str:
-        return f"{self.path}/meta.db"
-
-    @property
-    def data(self) -> str:
-        return f"{self.path}/data"
-
-    @property
-    def record(self) -> str:
-        return f"{self.path}/server.json"
-
-    @property
-    def server_lock(self) -> str:
-        return f"{self.path}/server.lock"
-
-    @property
-    def users_lock(self) -> str:
-        return f"{self.path}/users.lock"
-
-    @property
-    def log(self) -> str:
-        return f"{self.path}/server.log"
-
-    def prepare(self, world: World) -> None:
-        """Make the directory. Raises EnvironmentError_ in one sentence when it cannot be used."""
-        try:
-            world.disk.makedirs(self.path)
-            world.disk.makedirs(self.data)
-        except (NotADirectoryError, FileExistsError) as error:
-            raise UsageError(f"{self.path} is not a directory; name one, or a path that does not exist yet.") from error
-        except OSError as error:
-            raise EnvironmentError_(
-                f"{self.path} cannot be used to store anything: {os.strerror(error.errno or 0)}; check its "
-                "permissions, or name another directory.",
-                errno_=error.errno,
-            ) from error
-
-    def read_record(self, world: World) -> dict[str, Any]:
-        """What the server that ran here last wrote about itself; empty when there is nothing (whole)."""
-        try:
-            found = json.loads(world.disk.read_file(self.record))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 def url_host(host: str) -> str:
