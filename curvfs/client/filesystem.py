@@ -192,6 +192,17 @@ class CurvineFileSystem:
         flags = RENAME_EXCHANGE if exchange else 0 if replace else RENAME_NO_REPLACE
         await self._calls.rename(source, target, flags, inode_id=status.id)
 
+    async def publish(self, status: FileStatus, dst: str) -> None:
+        """Rename a file that was just made, as ``status`` told of it, to a name that must be free: one call, nothing is
+        looked at first.
+
+        Only for files that can be made again: where the directory of ``dst`` has become a file, a server may lose the
+        source (hazard 1). Raises FileExists_; NotFound, or another RemoteError, without a source or a directory.
+        """
+        source, target = self._for_change(status.path), self._for_change(dst)
+        self._mounts.check_rename(source, target)
+        await self._calls.rename(source, target, RENAME_NO_REPLACE, inode_id=status.id)
+
     async def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file, an empty directory, or with ``recursive`` a tree. Raises NotFound, DirectoryNotEmpty."""
         full = self._for_change(path)
