@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import trio
+
 from curvfs.client.localfiles import LocalFile, Refused
 from curvfs.client.records import BlockLocation, WorkerAddress
 from curvfs.client.session import Session, worker_key
@@ -178,14 +180,15 @@ class RemoteBlock:
             span.done += span.left
 
     async def close(self) -> None:
-        """End the stream; the connection is kept when nothing is under way on it. Never raises."""
-        try:
-            if not self._channel.outstanding and not self._channel.payload_left:
-                await self._channel.finish(_read_request(self._session, self._block))
-        except CurvfsError:
-            pass  # a courtesy to the worker; the connection is dropped instead
-        finally:
-            await self._channel.release()
+        """End the stream; the connection is kept when nothing is under way on it. Never raises, and takes
+        ``close_timeout_s`` at most."""
+        with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
+            try:
+                if not self._channel.outstanding and not self._channel.payload_left:
+                    await self._channel.finish(_read_request(self._session, self._block))
+            except CurvfsError:
+                pass  # a courtesy to the worker; the connection is dropped instead
+        await self._channel.release()
 
     async def _seek(self, position: int) -> None:
         await self._channel.drain()

@@ -110,6 +110,8 @@ class Portal(Generic[R]):
                     self._token.run_sync_soon(self._stop_now)
                 except trio.RunFinishedError:
                     pass
+        if self._inside():  # the garbage collector may come along in any thread
+            return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -119,12 +121,14 @@ class Portal(Generic[R]):
                 f"This client belongs to process {self._pid} and cannot be used in its forked child {os.getpid()}; "
                 "connect anew in the child, or start it with the spawn method."
             )
-        try:
-            inside = trio.lowlevel.current_trio_token() is self._token
-        except RuntimeError:
-            return
-        if inside:
+        if self._inside():
             raise UsageError("A blocking call was made inside the client's own thread; await the asynchronous one.")
+
+    def _inside(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
 
     def _closed(self) -> CurvfsError:
         why = f" ({self._failure})" if self._failure is not None else ""

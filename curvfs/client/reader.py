@@ -126,8 +126,9 @@ class FileReader:
         for block in local.values():
             block.close()
         remote, self._remote = self._remote, []
-        for _, stream in remote:
-            await stream.close()
+        async with trio.open_nursery() as nursery:
+            for _, stream in remote:
+                nursery.start_soon(stream.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +39,8 @@ Portal = _Portal[CurvineFileSystem]
 class SyncFileReader:
     """:class:`~curvfs.client.reader.FileReader`, blocking. A context manager."""
 
-    def __init__(self, portal: Portal, reader: FileReader) -> None:
-        self._portal = portal
+    def __init__(self, client: SyncFileSystem, reader: FileReader) -> None:
+        self._client = client  # keeps it open
         self._reader = reader
 
     @property
@@ -53,13 +52,13 @@ class SyncFileReader:
         return self._reader.length_bytes
 
     def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
-        return self._portal.run(self._reader.readinto, buffer, offset_bytes)
+        return self._client.portal.run(self._reader.readinto, buffer, offset_bytes)
 
     def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
-        return self._portal.run(self._reader.read_at, offset_bytes, length_bytes)
+        return self._client.portal.run(self._reader.read_at, offset_bytes, length_bytes)
 
     def close(self) -> None:
-        self._portal.run(self._reader.aclose)
+        self._client.portal.run(self._reader.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -71,8 +70,8 @@ class SyncFileReader:
 class SyncFileWriter:
     """:class:`~curvfs.client.writer.FileWriter`, blocking. A context manager: a clean exit closes, an error aborts."""
 
-    def __init__(self, portal: Portal, writer: FileWriter) -> None:
-        self._portal = portal
+    def __init__(self, client: SyncFileSystem, writer: FileWriter) -> None:
+        self._client = client  # keeps it open
         self._writer = writer
 
     @property
@@ -92,38 +91,38 @@ class SyncFileWriter:
         return self._writer.length_bytes
 
     def write(self, buffer: Buffer) -> int:
-        return self._portal.run(self._writer.write, buffer)
+        return self._client.portal.run(self._writer.write, buffer)
 
     def write_at(self, buffer: Buffer, offset_bytes: int) -> int:
-        return self._portal.run(self._writer.write_at, buffer, offset_bytes)
+        return self._client.portal.run(self._writer.write_at, buffer, offset_bytes)
 
     def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
-        return self._portal.run(self._writer.read_at, offset_bytes, length_bytes)
+        return self._client.portal.run(self._writer.read_at, offset_bytes, length_bytes)
 
     def truncate(self, length_bytes: int) -> None:
-        self._portal.run(self._writer.truncate, length_bytes)
+        self._client.portal.run(self._writer.truncate, length_bytes)
 
     def flush(self) -> None:
-        self._portal.run(self._writer.flush)
+        self._client.portal.run(self._writer.flush)
 
     def close(self, *, mtime_ms: int | None = None, atime_ms: int | None = None) -> None:
-        self._portal.run(partial(self._writer.close, mtime_ms=mtime_ms, atime_ms=atime_ms))
+        self._client.portal.run(partial(self._writer.close, mtime_ms=mtime_ms, atime_ms=atime_ms))
 
     def abort(self) -> None:
-        self._portal.run(self._writer.abort)
+        self._client.portal.run(self._writer.abort)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._portal.run(self._writer.__aexit__, kind, error, traceback)
+        self._client.portal.run(self._writer.__aexit__, kind, error, traceback)
 
 
 class SyncReadExtents:
     """:class:`~curvfs.client.extents.ReadExtents`, blocking where it calls. A context manager."""
 
-    def __init__(self, portal: Portal, extents: ReadExtents) -> None:
-        self._portal = portal
+    def __init__(self, client: SyncFileSystem, extents: ReadExtents) -> None:
+        self._client = client  # keeps it open
         self._extents = extents
 
     @property
@@ -143,14 +142,14 @@ class SyncReadExtents:
         return self._extents.is_local
 
     def readinto(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
-        return self._portal.run(self._extents.readinto, buffer, offset_bytes)
+        return self._client.portal.run(self._extents.readinto, buffer, offset_bytes)
 
     def close(self) -> None:
         """Close the descriptors; idempotent, never raises. No turn of the trio thread where all was local."""
         self._extents.close_descriptors()
         if not self._extents.closed:
             try:
-                self._portal.run(self._extents.aclose)
+                self._client.portal.run(self._extents.aclose)
             except CurvfsError:
                 pass  # the client is closed, and its streams with it
 
@@ -165,8 +164,8 @@ class SyncWriteExtent:
     """:class:`~curvfs.client.extents.WriteExtent`, blocking where it calls. A context manager: leaving it aborts what
     was not committed."""
 
-    def __init__(self, portal: Portal, extent: WriteExtent) -> None:
-        self._portal = portal
+    def __init__(self, client: SyncFileSystem, extent: WriteExtent) -> None:
+        self._client = client  # keeps it open
         self._extent = extent
 
     @property
@@ -190,15 +189,15 @@ class SyncWriteExtent:
         return self._extent.remote_reason
 
     def write(self, buffer: Buffer, offset_bytes: int) -> None:
-        self._portal.run(self._extent.write, buffer, offset_bytes)
+        self._client.portal.run(self._extent.write, buffer, offset_bytes)
 
     def commit(self) -> FileStatus:
-        return self._portal.run(self._extent.commit)
+        return self._client.portal.run(self._extent.commit)
 
     def abort(self) -> None:
         """Cancel the block and delete the file; idempotent, never raises. Nobody may be writing any more."""
         try:
-            self._portal.run(self._extent.abort)
+            self._client.portal.run(self._extent.abort)
         except CurvfsError:
             self._extent.close_descriptor()  # the client is closed; what was begun stays behind unfinished
 
@@ -213,15 +212,15 @@ class SyncFileSystem:
     """Blocking face of :class:`CurvineFileSystem`, for any number of plain threads. A context manager.
 
     Made by :meth:`connect`. It has a daemon trio thread; :attr:`portal` runs other async code there. After ``fork`` it
-    refuses to work in the child (UsageError). It closes itself when the interpreter ends.
+    refuses to work in the child (UsageError). It closes itself when it is forgotten or the interpreter ends.
     """
 
     def __init__(self, portal: Portal, config: ClientConfig, world: World) -> None:
         self._portal = portal
         self._config = config
         self._world = world
-        self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        # Forgotten, or open when the interpreter ends: closed all the same.
+        self._finalizer = weakref.finalize(self, portal.close, 2 * config.close_timeout_s)
 
     @classmethod
     def connect(cls, url_or_config: str | ClientConfig, *, world: World | None = None, **overrides: Any) -> Self:
@@ -251,7 +250,7 @@ class SyncFileSystem:
     def close(self) -> bool:
         """Cancel what runs, close the connections and end the thread; idempotent, bounded by twice
         ``config.close_timeout_s``. False when the thread was still busy then. Does nothing in a forked child."""
-        atexit.unregister(self._at_exit)
+        self._finalizer.detach()
         return self._portal.close(2 * self._config.close_timeout_s)
 
     def __enter__(self) -> Self:
@@ -275,10 +274,7 @@ class SyncFileSystem:
     ) -> builtins.list[SyncReadExtents | CurvfsError]:
         """:meth:`open_extents` of many files in one turn of the trio thread, one round trip to each worker."""
         opened = self._portal.run(partial(self.filesystem.open_extents_many, files, direct=direct))
-        return [
-            extents if isinstance(extents, CurvfsError) else SyncReadExtents(self._portal, extents)
-            for extents in opened
-        ]
+        return [extents if isinstance(extents, CurvfsError) else SyncReadExtents(self, extents) for extents in opened]
 
     def run_many(self, calls: Iterable[Callable[[], Awaitable[T]]]) -> builtins.list[T | CurvfsError]:
         """Run many async calls at once in the trio thread, in one turn; a call's own failure stands in its place."""
@@ -327,14 +323,14 @@ class SyncFileSystem:
                 group=group,
             )
         )
-        return SyncFileWriter(self._portal, writer)
+        return SyncFileWriter(self, writer)
 
     def open(self, path: str | Located) -> SyncFileReader:
-        return SyncFileReader(self._portal, self._portal.run(self.filesystem.open, path))
+        return SyncFileReader(self, self._portal.run(self.filesystem.open, path))
 
     def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> SyncFileWriter:
         writer = self._portal.run(partial(self.filesystem.open_for_write, path, append=append, truncate=truncate))
-        return SyncFileWriter(self._portal, writer)
+        return SyncFileWriter(self, writer)
 
     def stat(self, path: str) -> FileStatus:
         return self._portal.run(self.filesystem.stat, path)
@@ -420,7 +416,7 @@ class SyncFileSystem:
 
     def open_extents(self, path: str | Located, *, direct: bool = False) -> SyncReadExtents:
         extents = self._portal.run(partial(self.filesystem.open_extents, path, direct=direct))
-        return SyncReadExtents(self._portal, extents)
+        return SyncReadExtents(self, extents)
 
     def create_extent(
         self,
@@ -447,13 +443,7 @@ class SyncFileSystem:
                 group=group,
             )
         )
-        return SyncWriteExtent(self._portal, extent)
-
-
-def _close_at_exit(reference: weakref.ref[SyncFileSystem]) -> None:
-    found = reference()
-    if found is not None:
-        found.close()
+        return SyncWriteExtent(self, extent)
 
 
 async def _run_many(calls: Sequence[Callable[[], Awaitable[T]]]) -> builtins.list[T | CurvfsError]:

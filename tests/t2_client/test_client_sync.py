@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -234,3 +235,22 @@ print("ready")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ready\n", "")
+
+
+def test_a_forgotten_client_ends_its_thread(url: str) -> None:
+    before = threading.active_count()
+    sync = SyncFileSystem.connect(url)
+    sync.create("/f").close()
+    reader = SyncFileSystem.connect(url).open("/f")
+    gc.collect()
+    assert reader.read_at(0, 1) == b""  # what it opened keeps a client open
+    reader.close()
+    del reader
+    assert sync.exists("/")
+    assert any(thread.name == "curvfs-client" for thread in threading.enumerate())
+    del sync
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(thread.name == "curvfs-client" for thread in threading.enumerate())
