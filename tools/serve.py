@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from curvfs.server import program
+from curvfs.server.behaviour import BEHAVIOURS, HEAD
 from curvfs.server.service import MASTER_PORT, WORKER_PORT
 
 
@@ -29,6 +30,10 @@ def serve(
     capacity: Annotated[
         str | None, typer.Option(help="What the blocks may take at most, such as 100GB. Default: the file system.")
     ] = None,
+    behave_as: Annotated[str, typer.Option(help=f"Curvine version to behave as: {', '.join(BEHAVIOURS)}.")] = HEAD.name,
+    announce_version: Annotated[
+        str | None, typer.Option(help="What the server says that its version is. Default: its own.")
+    ] = None,
 ) -> None:
     """Serve DIR as a one-node Curvine cluster until SIGTERM or Ctrl-C.
 
@@ -41,4 +46,6 @@ def serve(
         worker_port=worker_port,
         hostname=hostname,
         capacity=capacity,
+        behave_as=behave_as,
+        announce_version=announce_version,
     )

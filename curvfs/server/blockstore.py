@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from curvfs.errors import CurvfsError, from_os_error
@@ -29,7 +29,7 @@ from curvfs.server.behaviour import Behaviour
 from curvfs.server.layout import Layout, StorageVersion
 from curvfs.server.metastore import MetaStore
 from curvfs.server.records import AllocOptions, Block
-from curvfs.server.refusals import OUT_OF_SPACE, common, refusal
+from curvfs.server.refusals import COMMON, OUT_OF_SPACE, common, refusal
 from curvfs.units import MIB
 from curvfs.world import World
 
@@ -38,9 +38,12 @@ _COPY_BYTES = 4 * MIB
 
 @dataclass(slots=True)
 class _Writing:
-    """A block with a staging file."""
+    """A block that is being written."""
 
-    rewrite: bool
+    #: Length of the published block that is being rewritten; None for a new one.
+    published_bytes: int | None = None
+    #: What its writers may fill.
+    capacity_bytes: int = 0
     #: Space promised to its writers and not used yet, as far as we know.
     reserved_bytes: int = 0
     #: Being opened, completed or cancelled right now.
@@ -50,11 +53,13 @@ class _Writing:
 
 @dataclass(frozen=True, slots=True)
 class OpenBlock:
-    """A block open for reading. ``path`` is the published file, None while only its writer's file exists."""
+    """A block open for reading. ``path`` is the published file, None while only its writer's file exists;
+    ``announced_bytes`` is what a version says that goes by its files."""
 
     fd: int
     path: str | None
     length_bytes: int
+    announced_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +99,27 @@ class BlockStore:
     def start(self, metadata: MetaStore) -> StorageVersion:
         """Make the layout, drop what is left over, count what is there. Slow; before anything else is called."""
         version = self.layout.prepare(self._world)
-        self._sweep_staging(metadata)
+        self._sweep(metadata)
         for paths in self.layout.committed(self._disk):
             known = metadata.known_blocks(paths)
             for block_id, path in paths.items():
                 if block_id not in known:
-                    self._unlink(path)
-        self._used_bytes = metadata.block_bytes()
+                    self.unlink(path)
+        self._used_bytes = metadata.block_bytes(version.worker_id)
         return version
 
-    def _sweep_staging(self, metadata: MetaStore) -> None:
+    def _sweep(self, metadata: MetaStore) -> None:
         staged = list(self.layout.staged(self._disk))
         known = metadata.known_blocks([block_id for _, block_id in staged if block_id is not None])
         for path, block_id in staged:
             if block_id not in known or self._disk.exists(self.layout.active(block_id)):
-                self._unlink(path)
+                self.unlink(path)
             else:
-                self._writing[block_id] = _Writing(rewrite=False)
+                self._note_writing(block_id)
+
+    def _note_writing(self, block_id: int) -> _Writing:
+        """Take a block for one that is being written, until it is completed or cancelled."""
+        return self._writing.setdefault(block_id, _Writing())
 
     # ------------------------------------------------------------------------------------------------------- space
 
@@ -140,52 +149,58 @@ class BlockStore:
         """Whether :meth:`begin` has to copy a published block."""
         return block_id not in self._writing and self._disk.exists(self.layout.active(block_id))
 
-    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> str:
-        """Open a block for a writer: make or find its staging file, reserve space, apply a pending allocation.
+    def writer_path(self, block_id: int) -> str:
+        """The file that a block's writer fills."""
+        return self.layout.staging(block_id)
 
-        Returns the path of the staging file. Slow where a published block has to be copied.
+    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> str:
+        """Open a block for a writer: make or find its file, reserve space, apply a pending allocation.
+
+        Returns the path of the writer's file. Slow where a published block has to be copied.
         """
         writing = self._writing.get(block_id)
         added = capacity_bytes - (writing.reserved_bytes if writing else 0)
         if added > 0 and self.space().available_bytes < added:
             raise common(f"Not enough space in storage dir for block {block_id}: {capacity_bytes} bytes are needed")
-        path = self.layout.staging(block_id)
+        path = self.writer_path(block_id)
         if writing is None:
-            writing = self._writing[block_id] = _Writing(rewrite=False, busy=True)
+            writing = self._writing[block_id] = _Writing(busy=True)
             try:
-                writing.rewrite = self._make_staging(block_id, path, alloc)
+                writing.published_bytes = self._make_writer_file(block_id, path, alloc)
             except BaseException:
                 del self._writing[block_id]
-                self._unlink(path)
-                self._unlink(self.layout.copy(block_id))
                 raise
             writing.busy = False
         with self._busy(block_id, writing):
             if alloc is not None:
                 self._allocate(path, capacity_bytes, alloc)
         writing.streams += 1
-        writing.reserved_bytes = capacity_bytes
+        writing.reserved_bytes = writing.capacity_bytes = capacity_bytes
         return path
 
-    def _make_staging(self, block_id: int, path: str, alloc: AllocOptions | None) -> bool:
-        """Create the staging file; True when it starts as a copy of the published block."""
+    def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None) -> int | None:
+        """Create the staging file; returns the length of the published block that it starts as a copy of."""
         source = self.layout.active(block_id)
-        with _os_errors(f"opening block {block_id}"):
+        with os_errors(f"opening block {block_id}"):
             try:
                 published = self._disk.open(source, os.O_RDONLY)
             except FileNotFoundError:
                 self._disk.close(self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-                return False
+                return None
             try:
-                length_bytes = self._disk.fstat(published).st_size
+                published_bytes = length_bytes = self._disk.fstat(published).st_size
                 if alloc is not None and alloc.truncate:
                     length_bytes = min(length_bytes, alloc.length_bytes)
                 copy = self.layout.copy(block_id)
-                self._copy(published, copy, length_bytes)
-                self._disk.rename(copy, path)
+                try:
+                    self._copy(published, copy, length_bytes)
+                    self._disk.rename(copy, path)
+                except BaseException:
+                    self.unlink(copy)  # it may be what filled the disk
+                    raise
             finally:
                 self._disk.close(published)
-        return True
+        return published_bytes
 
     def _copy(self, source: int, target_path: str, length_bytes: int) -> None:
         target = self._disk.open(target_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -205,7 +220,7 @@ class BlockStore:
     def _allocate(self, path: str, capacity_bytes: int, alloc: AllocOptions) -> None:
         if not 0 <= alloc.length_bytes <= capacity_bytes:
             raise common(f"allocation of {alloc.length_bytes} bytes exceeds block size {capacity_bytes}")
-        with _os_errors(f"resizing {path}"):
+        with os_errors(f"resizing {path}"):
             fd = self._disk.open(path, os.O_WRONLY)
             try:
                 size_bytes = self._disk.fstat(fd).st_size
@@ -218,13 +233,13 @@ class BlockStore:
 
     def open_staging(self, block_id: int) -> int:
         """A descriptor to write a block that :meth:`begin` opened."""
-        with _os_errors(f"opening block {block_id}"):
-            return self._disk.open(self.layout.staging(block_id), os.O_WRONLY)
+        with os_errors(f"opening block {block_id}"):
+            return self._disk.open(self.writer_path(block_id), os.O_WRONLY)
 
     @contextmanager
     def writing(self, block_id: int) -> Iterator[None]:
         """Around writes through a descriptor of :meth:`open_staging`: OSError becomes an error to answer with."""
-        with _os_errors(f"writing block {block_id}"):
+        with os_errors(f"writing block {block_id}"):
             yield
 
     def wrote(self, block_id: int, end_bytes: int, capacity_bytes: int) -> None:
@@ -242,6 +257,8 @@ class BlockStore:
             if writing.streams <= 0:
                 writing.streams = 0
                 writing.reserved_bytes = 0
+                if self._owner_of(block_id) is None:
+                    self.remove(block_id)
 
     def complete(self, block_id: int, length_bytes: int, capacity_bytes: int) -> None:
         """Publish a block whose file must be whole. Repeating it with the same length is fine."""
@@ -256,29 +273,32 @@ class BlockStore:
             if published_bytes is None:
                 raise self._not_found(block_id)
             if published_bytes != length_bytes:
-                raise _mismatch(block_id, length_bytes, published_bytes)
+                raise mismatch(block_id, length_bytes, published_bytes)
             return
-        writing = self._writing.setdefault(block_id, _Writing(rewrite=published_bytes is not None))
-        with self._busy(block_id, writing), _os_errors(f"completing block {block_id}"):
+        writing = self._note_writing(block_id)
+        with self._busy(block_id, writing), os_errors(f"completing block {block_id}"):
             if not 0 <= length_bytes <= capacity_bytes:
                 self._forget(block_id)
-                self._unlink(staging)
+                self.unlink(staging)
                 raise common(f"Block {block_id} of {length_bytes} bytes exceeds block size {capacity_bytes}")
-            if size_bytes < length_bytes and writing.rewrite:
+            if size_bytes < length_bytes and published_bytes is not None:
                 fd = self.open_staging(block_id)
                 try:
                     self._disk.ftruncate(fd, length_bytes)
                 finally:
                     self._disk.close(fd)
             elif size_bytes != length_bytes:
-                raise _mismatch(block_id, length_bytes, size_bytes)
-            parent = self.layout.active_parent(block_id)
-            if parent not in self._made_dirs:
-                self._disk.makedirs(parent)
-                self._made_dirs.add(parent)
+                raise mismatch(block_id, length_bytes, size_bytes)
+            self._make_parent(block_id)
             self._disk.rename(staging, active)
             self._used_bytes += length_bytes - (published_bytes or 0)
             self._forget(block_id)
+
+    def _make_parent(self, block_id: int) -> None:
+        parent = self.layout.active_parent(block_id)
+        if parent not in self._made_dirs:
+            self._disk.makedirs(parent)
+            self._made_dirs.add(parent)
 
     def cancel(self, block_id: int) -> None:
         """Drop what is being written. A published generation stays, unless no file of the namespace has taken it over
@@ -287,20 +307,46 @@ class BlockStore:
         if writing is not None:
             with self._busy(block_id, writing):
                 self._forget(block_id)
-                self._unlink(self.layout.staging(block_id))
+                self.unlink(self.layout.staging(block_id))
+            if self._owner_of(block_id) is None:
+                self.remove(block_id)
             return
         owner = self._owner_of(block_id)
         if owner is None or not owner.locations:
             self.remove(block_id)
 
+    def retire(self, block_id: int) -> list[str]:
+        """Take a block that no file owns any more out of sight; whoever has it open keeps it. Returns the files to
+        unlink, which is slow for large ones. A block that is being opened goes when its writer does."""
+        writing = self._writing.get(block_id)
+        if writing is not None and writing.busy:
+            return []
+        return self._take_away(block_id)
+
     def remove(self, block_id: int) -> None:
-        """Remove a block that no file owns any more; whoever has it open keeps it. Slow for large blocks."""
+        """Remove a block that no file owns any more, at once."""
+        for path in self._take_away(block_id):
+            self.unlink(path)
+
+    def _take_away(self, block_id: int) -> list[str]:
+        active = self.layout.active(block_id)
+        size_bytes = self._size(active)
+        if size_bytes is not None:
+            self._used_bytes = max(0, self._used_bytes - self._counted_bytes(block_id, size_bytes))
         self._forget(block_id)
-        self._unlink(self.layout.staging(block_id))
-        path = self.layout.active(block_id)
-        size_bytes = self._size(path)
-        if size_bytes is not None and self._unlink(path):
-            self._used_bytes = max(0, self._used_bytes - size_bytes)
+        gone: list[str] = []
+        for path in (self.layout.staging(block_id), active):
+            target = self.layout.gone(block_id, len(gone))
+            try:
+                self._disk.rename(path, target)
+            except FileNotFoundError:
+                continue
+            gone.append(target)
+        return gone
+
+    def _counted_bytes(self, block_id: int, size_bytes: int) -> int:
+        """What a published file of this length counts as used."""
+        return size_bytes
 
     def _forget(self, block_id: int) -> None:
         self._writing.pop(block_id, None)
@@ -320,18 +366,21 @@ class BlockStore:
     def open_read(self, block_id: int) -> OpenBlock:
         """Open a block for reading: the published generation, or the bytes so far of one that never was."""
         for path, published in ((self.layout.active(block_id), True), (self.layout.staging(block_id), False)):
-            with _os_errors(f"opening block {block_id}"):
+            with os_errors(f"opening block {block_id}"):
                 try:
                     fd = self._disk.open(path, os.O_RDONLY)
                 except FileNotFoundError:
                     continue
-                return OpenBlock(fd, path if published else None, self._disk.fstat(fd).st_size)
+                length_bytes = self._disk.fstat(fd).st_size
+                return OpenBlock(fd, path if published else None, length_bytes, length_bytes)
         raise self._not_found(block_id)
 
     # ------------------------------------------------------------------------------------------------------- files
 
     def _not_found(self, block_id: int) -> CurvfsError:
-        return refusal(self._behaviour.block_not_found_kind, f"Block {block_id} not found")
+        kind = self._behaviour.block_not_found_kind
+        # Clients know the untyped error by its words.
+        return refusal(kind, f"block {block_id} not exists" if kind == COMMON else f"Block {block_id} not found")
 
     def _size(self, path: str) -> int | None:
         try:
@@ -339,20 +388,18 @@ class BlockStore:
         except FileNotFoundError:
             return None
 
-    def _unlink(self, path: str) -> bool:
-        try:
+    def unlink(self, path: str) -> None:
+        """Unlink a file, if it is there."""
+        with suppress(FileNotFoundError):
             self._disk.unlink(path)
-        except FileNotFoundError:
-            return False
-        return True
 
 
-def _mismatch(block_id: int, expected: int, actual: int) -> CurvfsError:
+def mismatch(block_id: int, expected: int, actual: int) -> CurvfsError:
     return common(f"Block {block_id} length mismatch, expected: {expected}, actual: {actual}")
 
 
 @contextmanager
-def _os_errors(doing: str) -> Iterator[None]:
+def os_errors(doing: str) -> Iterator[None]:
     """OSError becomes an error reply: no space with its own kind, the rest with its reason."""
     try:
         yield

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import trio
 
-from curvfs.errors import CurvfsError
 from curvfs.server.blockstore import BlockStore, Space
 from curvfs.server.layout import StorageVersion
 from curvfs.server.oplog import Log
@@ -32,6 +31,7 @@ class WorkerNode:
     port: int
     store: BlockStore
     started_ms: int
+    session_id: str
 
     @property
     def worker_id(self) -> int:
@@ -91,12 +91,18 @@ class Cluster:
                 self._freed_any = trio.Event()
                 continue
             batch, self._freed = self._freed[:_REMOVE_BATCH], self._freed[_REMOVE_BATCH:]
-            await world.threads.run(self._remove, batch, log)
+            gone: list[tuple[BlockStore, str]] = []
+            for block_id in batch:
+                for worker in self.workers:
+                    try:
+                        gone += [(worker.store, path) for path in worker.store.retire(block_id)]
+                    except OSError as error:
+                        log.error(f"block {block_id} could not be removed and is left to the next start: {error}")
+            await world.threads.run(self._unlink, gone, log)
 
-    def _remove(self, block_ids: list[int], log: Log) -> None:
-        for block_id in block_ids:
-            for worker in self.workers:
-                try:
-                    worker.store.remove(block_id)
-                except (OSError, CurvfsError) as error:
-                    log.error(f"block {block_id} could not be removed and is left to the next start: {error}")
+    def _unlink(self, gone: list[tuple[BlockStore, str]], log: Log) -> None:
+        for store, path in gone:
+            try:
+                store.unlink(path)
+            except OSError as error:
+                log.error(f"{path} could not be removed and is left to the next start: {error}")

@@ -71,6 +71,12 @@ class Draft:
         self._change.entries[(directory_id, name)] = inode.id
         self._adjust(directory_id, 1, inode)
 
+    def link(self, directory_id: int, name: str, inode: Inode) -> None:
+        """Add one more name for a file."""
+        self.put(replace(inode, nlink=inode.nlink + 1, ctime_ms=self.now_ms))
+        self._count(inode, 1)
+        self.enter(directory_id, name, inode)
+
     def leave(self, directory_id: int, name: str, inode: Inode) -> None:
         """Remove the entry of an inode, not the inode."""
         self._change.entries[(directory_id, name)] = None
@@ -85,6 +91,7 @@ class Draft:
             return self._store.weigh(inode.id)
         if not inode.is_dir and inode.nlink > 1:
             self.put(replace(inode, nlink=inode.nlink - 1))
+            self._count(inode, -1)
             return 0, 0
         self.drop(inode)
         return (0, 0) if inode.is_dir else (1, located_bytes(self._store.blocks(inode.id)))

@@ -17,6 +17,7 @@ from curvfs.server.draft import Draft
 from curvfs.server.namespace import ACCESS_MODE, CREATE, TRUNCATE, AttrChange, Namespace, NodeOptions, with_writer
 from curvfs.server.records import BLOCK_BITS, AllocOptions, Block, Inode, Kind, Location
 from curvfs.server.refusals import (
+    COMMON,
     INVALID_ARGUMENT,
     INVALID_FILE_SIZE,
     OUT_OF_SPACE,
@@ -118,7 +119,8 @@ class FileBlocks:
         """The file that AddBlock and CompleteFile mean: by inode id where given, so that renames do not matter."""
         inode = self._store.inode(inode_id) if inode_id > 0 else self._tree.find(path)
         if inode is None:
-            raise refusal(self._behaviour.missing_writer_file_kind, f"File {path} not found")
+            kind = self._behaviour.missing_writer_file_kind
+            raise common(f"File {path} not exists") if kind == COMMON else refusal(kind, f"File {path} not found")
         if inode.is_dir:
             raise common("Not a file")
         self._tree.need_regular(path, inode)
@@ -312,7 +314,8 @@ class FileBlocks:
             tail = blocks[-1]
             self._check_shrunk(tail)
             grown = min(block_size, length_bytes - start)
-            alloc = None if tail.alloc is None else AllocOptions(options.truncate, grown, options.mode)
+            waits = tail.alloc is not None or self._behaviour.grown_tail_waits
+            alloc = AllocOptions(options.truncate, grown, options.mode) if waits else None
             draft.put_block(replace(tail, length_bytes=grown, alloc=alloc))
             inode = replace(inode, blocks_bytes=inode.blocks_bytes + grown - tail.length_bytes)
         for index in range(len(blocks), len(blocks) + added):

@@ -5,7 +5,8 @@
     <data>/<cluster_id>/active/b<d1>/b<d2>/blk_<block id>    committed by its writer
 
 with d1 = (id >> 48) & 31 and d2 = (id >> 32) & 31, decimal. Files hold raw block bytes. Beside these,
-``staging/copy_<block id>`` is a copy-on-write under way; one that is found at start is left over.
+``staging/copy_<block id>`` is a copy-on-write under way, and ``staging/gone_<block id>_<n>`` a file about to be
+unlinked; those that are found at start are left over.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class Layout:
 
     def copy(self, block_id: int) -> str:
         return f"{self.staging_dir}/copy_{block_id}"
+
+    def gone(self, block_id: int, number: int) -> str:
+        return f"{self.staging_dir}/gone_{block_id}_{number}"
 
     def active_parent(self, block_id: int) -> str:
         return f"{self.active_dir}/b{(block_id >> 48) & 31}/b{(block_id >> 32) & 31}"

@@ -40,12 +40,14 @@ def conflict(locks: Iterable[FileLock], wanted: FileLock) -> FileLock | None:
     return min(against, key=lambda lock: lock.start, default=None)
 
 
-def with_lock(locks: Iterable[FileLock], wanted: FileLock, now_ms: int) -> tuple[FileLock, ...]:
-    """The locks after ``wanted`` was set (or its range unlocked); its owner's older locks in that range give way."""
+def with_lock(locks: Iterable[FileLock], wanted: FileLock, now_ms: int, *, splits: bool = True) -> tuple[FileLock, ...]:
+    """The locks after ``wanted`` was set (or its range unlocked); its owner's older locks in that range give way,
+    whole where unlocking does not split them."""
     result: list[FileLock] = []
     for lock in locks:
         if lock.lock_flags == wanted.lock_flags and _same_owner(lock, wanted) and _overlap(lock, wanted):
-            result += _without(lock, wanted)
+            if splits or wanted.lock_type != UNLOCK:
+                result += _without(lock, wanted)
         else:
             result.append(lock)
     if wanted.lock_type != UNLOCK:

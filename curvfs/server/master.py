@@ -16,7 +16,7 @@ import trio
 from google.protobuf.message import Message
 
 from curvfs.errors import CurvfsError, ProtocolError
-from curvfs.server import convert, locks
+from curvfs.server import convert, locks, replies
 from curvfs.server.behaviour import Behaviour
 from curvfs.server.cluster import Cluster
 from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
@@ -25,6 +25,7 @@ from curvfs.server.namespace import ACCESS_MODE, Namespace
 from curvfs.server.oplog import Log
 from curvfs.server.records import Change
 from curvfs.server.refusals import common
+from curvfs.server.replies import Replies
 from curvfs.server.retrycache import RetryCache
 from curvfs.units import KIB
 from curvfs.wire.codes import RequestStatus, RpcCode
@@ -63,12 +64,11 @@ class Master:
         self.namespace = namespace
         self.files = FileBlocks(namespace, cluster, behaviour)
         self.cluster = cluster
-        self._active_master = active_master
         self._behaviour = behaviour
         self._world = world
         self._log = log
         self._done = RetryCache()
-        self._addresses = {worker.worker_id: convert.worker_address(worker) for worker in cluster.workers}
+        self._replies = Replies(cluster, behaviour, active_master)
         self._quiet: trio.Event | None = None
         self._doomed_any = trio.Event()
         self._doomed_any.set()  # a server that was killed may have left some
@@ -175,35 +175,40 @@ class Master:
 
     def _mkdir(self, message: Any, _: int) -> Message:
         inode = self.namespace.mkdir(message.path, convert.mkdir_options_of(message.opts))
-        return pb.MkdirResponse(flag=False, status=convert.status(message.path, inode))
+        return pb.MkdirResponse(flag=False, status=self._replies.status(message.path, inode))
 
     def _delete(self, message: Any, _: int) -> Message:
         inodes, size_bytes = self.namespace.delete(message.path, message.recursive)
         if message.recursive:
             self._doomed_any.set()
+        return self._freed(inodes, size_bytes)
+
+    def _freed(self, inodes: int, size_bytes: int) -> Message:
+        if not self._behaviour.has_head_fields:
+            return pb.DeleteResponse()
         return pb.DeleteResponse(res=pb.FreeResultProto(inodes=inodes, bytes=size_bytes))
 
     def _create_file(self, message: Any, _: int) -> Message:
         inode = self.namespace.create(message.path, convert.create_options_of(message.opts), message.flags)
-        return pb.CreateFileResponse(file_status=convert.status(message.path, inode))
+        return pb.CreateFileResponse(file_status=self._replies.status(message.path, inode))
 
     def _open_file(self, message: Any, _: int) -> Message:
         options = convert.create_options_of(message.opts)
         inode, blocks = self.files.open_file(message.path, options, message.flags)
-        return pb.OpenFileResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+        return pb.OpenFileResponse(file_blocks=self._replies.file_blocks(message.path, inode, blocks))
 
     def _file_status(self, message: Any, _: int) -> Message:
-        return pb.GetFileStatusResponse(status=convert.status(message.path, self.namespace.get(message.path)))
+        return pb.GetFileStatusResponse(status=self._replies.status(message.path, self.namespace.get(message.path)))
 
     def _list_status(self, message: Any, _: int) -> Message:
         found = self.namespace.list_status(message.path)
-        return pb.ListStatusResponse(statuses=[convert.status(path, inode) for path, inode in found])
+        return pb.ListStatusResponse(statuses=[self._replies.status(path, inode) for path, inode in found])
 
     def _list_options(self, message: Any, _: int) -> Message:
         options = message.options
         limit = options.limit if options.HasField("limit") else None
         found = self.namespace.list_page(message.path, options.start_after, limit)
-        return pb.ListOptionsResponse(statuses=[convert.status(path, inode) for path, inode in found])
+        return pb.ListOptionsResponse(statuses=[self._replies.status(path, inode) for path, inode in found])
 
     def _exists(self, message: Any, _: int) -> Message:
         return pb.ExistsResponse(exists=self.namespace.find(message.path) is not None)
@@ -214,52 +219,52 @@ class Master:
     def _add_block(self, message: Any, _: int) -> Message:
         inode, placed = self.files.add_block(
             message.path,
-            message.inode_id,
+            self._inode_id(message),
             message.last_block.id if message.HasField("last_block") else None,
             message.file_len,
             convert.commits_of(message.commit_blocks),
             message.exclude_workers,
             message.client_address.hostname,
         )
-        return convert.located(placed, inode, self._addresses)  # bare: section 2.1
+        return self._replies.located(placed, inode)  # bare: section 2.1
 
     def _complete_file(self, message: Any, _: int) -> Message:
+        attrs = flush_is_silent = None
+        if self._behaviour.has_v04_fields:
+            attrs = convert.attr_change_of(message.set_attr_opts) if message.HasField("set_attr_opts") else None
+            flush_is_silent = message.HasField("return_file_blocks") and not message.return_file_blocks
         inode = self.files.complete(
             message.path,
-            message.inode_id,
+            self._inode_id(message),
             message.len,
             message.client_name,
             convert.commits_of(message.commit_blocks),
             message.only_flush,
-            convert.attr_change_of(message.set_attr_opts) if message.HasField("set_attr_opts") else None,
+            attrs,
         )
-        wanted = not message.HasField("return_file_blocks") or message.return_file_blocks
-        if not message.only_flush or not wanted:
+        if not message.only_flush or flush_is_silent:
             return pb.CompleteFileResponse(result=True)
-        blocks = convert.file_blocks(message.path, inode, self.files.placed(inode), self._addresses)
+        blocks = self._replies.file_blocks(message.path, inode, self.files.placed(inode))
         return pb.CompleteFileResponse(result=True, file_blocks=blocks)
+
+    def _inode_id(self, message: Any) -> int:
+        """The inode that a request names beside its path; 0 for none, and for all where the version reads none."""
+        return int(message.inode_id) if self._behaviour.has_v04_fields else 0
 
     def _locate(self, message: Any, _: int) -> Message:
         inode, blocks = self.files.locate(message.path)
-        return pb.GetBlockLocationsResponse(blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+        return pb.GetBlockLocationsResponse(blocks=self._replies.file_blocks(message.path, inode, blocks))
 
     def _filesystem_info(self, _message: Any, _: int) -> Message:
-        return convert.filesystem_info(
-            self._active_master,
-            self.namespace.store.totals,
-            self.cluster,
-            self._behaviour,
-            self._world.clock.time_ms(),
-        )
+        return self._replies.filesystem_info(self.namespace.store.totals, self._world.clock.time_ms())
 
     def _set_attr(self, message: Any, _: int) -> Message:
         inode = self.namespace.set_attr(message.path, convert.attr_change_of(message.opts))
-        return pb.SetAttrResponse(status=convert.status(message.path, inode))
+        return pb.SetAttrResponse(status=self._replies.status(message.path, inode))
 
     def _symlink(self, message: Any, _: int) -> Message:
-        self.namespace.symlink(
-            message.target, message.link, message.force, message.mode & 0o7777, message.owner, message.group
-        )
+        owner, group = (message.owner, message.group) if self._behaviour.has_v04_fields else ("", "")
+        self.namespace.symlink(message.target, message.link, message.force, message.mode & 0o7777, owner, group)
         return pb.SymlinkResponse()
 
     def _link(self, message: Any, _: int) -> Message:
@@ -271,20 +276,20 @@ class Master:
         inode, blocks = self.files.resize(
             message.path, Resize(options.truncate, options.off, options.len, options.mode)
         )
-        return pb.FileResizeResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+        return pb.FileResizeResponse(file_blocks=self._replies.file_blocks(message.path, inode, blocks))
 
     def _assign_worker(self, message: Any, _: int) -> Message:
         placed = self.files.assign(
             message.path, message.block.id, message.exclude_workers, message.client_address.hostname
         )
         inode = self.namespace.get(message.path)
-        return pb.AssignWorkerResponse(block=convert.located(placed, inode, self._addresses))
+        return pb.AssignWorkerResponse(block=self._replies.located(placed, inode))
 
     def _get_lock(self, message: Any, _: int) -> Message:
         inode = self.namespace.get(message.path)
         held = locks.alive(self.namespace.store.locks(inode.id), self._world.clock.time_ms())
         against = locks.conflict(held, convert.lock_of(message.lock))
-        return pb.GetLockResponse(conflict=None if against is None else convert.file_lock(against))
+        return pb.GetLockResponse(conflict=None if against is None else replies.file_lock(against))
 
     def _set_lock(self, message: Any, _: int) -> Message:
         inode = self.namespace.get(message.path)
@@ -293,8 +298,9 @@ class Master:
         held = locks.alive(self.namespace.store.locks(inode.id), now_ms)
         against = locks.conflict(held, wanted)
         if against is not None:
-            return pb.SetLockResponse(conflict=convert.file_lock(against))
-        self.namespace.store.apply(Change(locks={inode.id: locks.with_lock(held, wanted, now_ms)}))
+            return pb.SetLockResponse(conflict=replies.file_lock(against))
+        left = locks.with_lock(held, wanted, now_ms, splits=self._behaviour.splits_locks)
+        self.namespace.store.apply(Change(locks={inode.id: left}))
         return pb.SetLockResponse()
 
     def _create_files_batch(self, message: Any, req_id: int) -> Message:
@@ -308,7 +314,7 @@ class Master:
             else:
                 inode = self.namespace.create(request.path, convert.create_options_of(request.opts), request.flags)
                 self._done.remember(*key)
-            statuses.append(convert.status(request.path, inode))
+            statuses.append(self._replies.status(request.path, inode))
         return pb.CreateFilesBatchResponse(file_statuses=statuses)
 
     def _add_blocks_batch(self, message: Any, req_id: int) -> Message:
@@ -319,6 +325,11 @@ class Master:
         for request in message.requests:
             self._complete_file(request, req_id)
         return pb.CompleteFilesBatchResponse(results=[True] * len(message.requests))
+
+    def _free(self, message: Any, _: int) -> Message:
+        self.namespace.get(message.path)
+        # What is here is nowhere else, so there is nothing to free.
+        return pb.FreeResponse(res=pb.FreeResultProto(inodes=0, bytes=0))
 
     def _mount_table(self, _message: Any, _: int) -> Message:
         return pb.GetMountTableResponse()
@@ -332,20 +343,20 @@ class Master:
     # ----------------------------------------------------------------------------- answers to what was done already
 
     def _again_create(self, message: Any) -> Message:
-        return pb.CreateFileResponse(file_status=convert.status(message.path, self.namespace.get(message.path)))
+        return pb.CreateFileResponse(file_status=self._replies.status(message.path, self.namespace.get(message.path)))
 
     def _again_open(self, message: Any) -> Message:
         inode, blocks = self.files.locate(message.path)
-        return pb.OpenFileResponse(file_blocks=convert.file_blocks(message.path, inode, blocks, self._addresses))
+        return pb.OpenFileResponse(file_blocks=self._replies.file_blocks(message.path, inode, blocks))
 
     def _again_delete(self, _message: Any) -> Message:
-        return pb.DeleteResponse(res=pb.FreeResultProto(inodes=0, bytes=0))
+        return self._freed(0, 0)
 
     def _again_rename(self, _message: Any) -> Message:
         return pb.RenameResponse(result=True)
 
     def _again_set_attr(self, message: Any) -> Message:
-        return pb.SetAttrResponse(status=convert.status(message.path, self.namespace.get(message.path)))
+        return pb.SetAttrResponse(status=self._replies.status(message.path, self.namespace.get(message.path)))
 
     def _again_symlink(self, _message: Any) -> Message:
         return pb.SymlinkResponse()
@@ -377,6 +388,7 @@ _HANDLERS: dict[int, tuple[type[Message], Handler]] = {
     RpcCode.CREATE_FILES_BATCH: (pb.CreateFilesBatchRequest, Master._create_files_batch),
     RpcCode.ADD_BLOCKS_BATCH: (pb.AddBlocksBatchRequest, Master._add_blocks_batch),
     RpcCode.COMPLETE_FILES_BATCH: (pb.CompleteFilesBatchRequest, Master._complete_files_batch),
+    RpcCode.FREE: (pb.FreeRequest, Master._free),
     RpcCode.LIST_OPTIONS: (pb.ListOptionsRequest, Master._list_options),
     RpcCode.GET_MOUNT_TABLE: (pb.GetMountTableRequest, Master._mount_table),
     RpcCode.GET_MOUNT_INFO: (pb.GetMountInfoRequest, Master._mount_info),

@@ -62,8 +62,8 @@ class MetaStore(abc.ABC):
         """Which of these blocks some file owns."""
 
     @abc.abstractmethod
-    def block_bytes(self) -> int:
-        """Sum of the lengths of all blocks that lie on a worker."""
+    def block_bytes(self, worker_id: int) -> int:
+        """Sum of the lengths of all blocks that lie on this worker."""
 
     @abc.abstractmethod
     def apply(self, change: Change) -> None:
@@ -149,8 +149,13 @@ class MemoryMetaStore(MetaStore):
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
         return {block_id for block_id in block_ids if self.block(block_id) is not None}
 
-    def block_bytes(self) -> int:
-        return sum(located_bytes(blocks.values()) for blocks in self._blocks.values())
+    def block_bytes(self, worker_id: int) -> int:
+        return sum(
+            block.length_bytes
+            for blocks in self._blocks.values()
+            for block in blocks.values()
+            if any(location.worker_id == worker_id for location in block.locations)
+        )
 
     def apply(self, change: Change) -> None:
         for inode_id, inode in change.inodes.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from curvfs.server.behaviour import HEAD, Behaviour
 from curvfs.server.draft import Draft
 from curvfs.server.metastore import MetaStore
 from curvfs.server.paths import glob_components, is_below, join, parent_of, split, split_new
@@ -100,9 +101,14 @@ class Namespace:
     file owns any more."""
 
     def __init__(
-        self, store: MetaStore, now_ms: Callable[[], int], on_freed: Callable[[list[int]], None] = lambda _: None
+        self,
+        store: MetaStore,
+        now_ms: Callable[[], int],
+        on_freed: Callable[[list[int]], None] = lambda _: None,
+        behaviour: Behaviour = HEAD,
     ) -> None:
         self.store = store
+        self._behaviour = behaviour
         self.now_ms = now_ms
         self._on_freed = on_freed
 
@@ -211,6 +217,8 @@ class Namespace:
         if not flags & CREATE:
             raise refusal(INVALID_ARGUMENT, f"create: {path} needs the flag CREAT")
         names = split_new(path, "create")
+        if options.kind in SPECIAL_KINDS and not self._behaviour.has_v04_fields:
+            options = replace(options, kind=Kind.FILE)  # a number that the version does not know
         self._check_file(options)
         existing = self.find(path)
         draft = self.draft()
@@ -275,7 +283,7 @@ class Namespace:
             kind=options.kind,
             mode=options.mode,
             owner=options.owner,
-            group=_group(directory, options.group),
+            group=directory.group if self._passes_on(directory) else options.group,
             mtime_ms=draft.now_ms,
             atime_ms=draft.now_ms,
             block_size_bytes=options.block_size_bytes,
@@ -299,9 +307,9 @@ class Namespace:
         inode = Inode(
             id=draft.new_inode_id(),
             kind=Kind.DIR,
-            mode=options.mode | (directory.mode & SETGID),
+            mode=options.mode | (SETGID if self._passes_on(directory) else 0),
             owner=options.owner,
-            group=_group(directory, options.group),
+            group=directory.group if self._passes_on(directory) else options.group,
             mtime_ms=draft.now_ms,
             atime_ms=draft.now_ms,
             nlink=2,
@@ -310,6 +318,10 @@ class Namespace:
         )
         draft.add(directory.id, name, inode)
         return inode
+
+    def _passes_on(self, directory: Inode) -> bool:
+        """Whether what is made in a directory gets its group."""
+        return bool(directory.mode & SETGID) and self._behaviour.inherits_setgid
 
     def symlink(self, target: str, path: str, force: bool, mode: int, owner: str, group: str) -> None:
         names = split_new(path, "symlink")
@@ -338,6 +350,8 @@ class Namespace:
         inode = self.get(source)
         if inode.is_dir:
             raise common("Cannot create link to directory")
+        if inode.kind == Kind.LINK and not self._behaviour.links_symlinks:
+            raise common("Cannot create link to symlink")
         if self.find(path) is not None:
             raise already_exists(path)
         draft = self.draft()
@@ -349,9 +363,7 @@ class Namespace:
             elif not found.is_dir:
                 raise refusal(PARENT_NOT_DIR, f"Path not a dir: {parent_of(path)}")
             directory = found
-        linked = replace(inode, nlink=inode.nlink + 1, ctime_ms=draft.now_ms)
-        draft.put(linked)
-        draft.enter(directory.id, names[-1], linked)
+        draft.link(directory.id, names[-1], inode)
         self.commit(draft)
 
     # ------------------------------------------------------------------------------------------ removing and moving
@@ -408,6 +420,8 @@ class Namespace:
         )
         existing = draft.child(target_dir.id, target_names[-1])
         if flags == EXCHANGE:
+            if not self._behaviour.exchanges:
+                raise common("exchange mode is not supported")
             self._exchange(draft, (source, source_dir, source_names[-1], inode),
                            (target, target_dir, target_names[-1], existing))  # fmt: skip
             return True
@@ -500,10 +514,6 @@ class Namespace:
 def with_writer(writers: tuple[str, ...], name: str) -> tuple[str, ...]:
     """The writer set with one more name."""
     return writers if name in writers else (*writers, name)
-
-
-def _group(directory: Inode, asked: str) -> str:
-    return directory.group if directory.mode & SETGID else asked
 
 
 def _public(xattrs: Mapping[str, bytes]) -> dict[str, bytes]:

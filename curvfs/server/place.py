@@ -37,6 +37,10 @@ class Directory:
     def data(self) -> str:
         return f"{self.path}/data"
 
+    def worker_data(self, number: int) -> str:
+        """Where the ``number``-th worker keeps its blocks."""
+        return self.data if number == 1 else f"{self.path}/data-{number}"
+
     @property
     def record(self) -> str:
         return f"{self.path}/server.json"

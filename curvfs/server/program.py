@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import trio
 
 from curvfs.errors import CurvfsError, UsageError
+from curvfs.server.behaviour import BEHAVIOURS, HEAD, behaviour_named
 from curvfs.server.oplog import where_from
 from curvfs.server.place import ERROR_PREFIX, EXIT_BUSY
 from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker-port", type=int, default=WORKER_PORT, help="0 picks a free one")
     parser.add_argument("--hostname", help="name of the worker; default: this machine's")
     parser.add_argument("--capacity", help="what blocks may take at most, such as 100GB; default: the file system")
+    parser.add_argument("--behave-as", default=HEAD.name, help=f"Curvine version: {', '.join(BEHAVIOURS)}")
+    parser.add_argument("--announce-version", help="what it says that its version is; default: its own")
     parser.add_argument("--stop-when-unused", action="store_true", help="stop when no process is attached any more")
     parser.add_argument("--any-free-port", action="store_true", help="take another port where one is taken")
     found = parser.parse_args(arguments)
@@ -49,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worker_port=found.worker_port,
             hostname=found.hostname,
             capacity=found.capacity,
+            behave_as=found.behave_as,
+            announce_version=found.announce_version,
             stop_when_unused=found.stop_when_unused,
             any_free_port=found.any_free_port,
         )
@@ -71,6 +76,8 @@ def serve(
     worker_port: int = WORKER_PORT,
     hostname: str | None = None,
     capacity: str | None = None,
+    behave_as: str = HEAD.name,
+    announce_version: str | None = None,
     stop_when_unused: bool = False,
     any_free_port: bool = False,
     world: World | None = None,
@@ -80,6 +87,7 @@ def serve(
         if not 0 <= port <= 65535:
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
     capacity_bytes = None if capacity is None else parse_size(capacity)
+    behaviour = behaviour_named(behave_as, announced=announce_version)
     os.umask(0o077)
     # A descriptor for every connection and open block: as many as we may have.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -99,6 +107,7 @@ def serve(
                 worker_port=worker_port,
                 hostname=hostname,
                 capacity_bytes=capacity_bytes,
+                behaviour=behaviour,
                 stop_when_unused=stop_when_unused,
                 any_free_port=any_free_port,
                 log=_say,

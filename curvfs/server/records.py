@@ -143,7 +143,8 @@ class FileLock:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters of the whole namespace, the root not among them. ``next_inode`` is the id of the next new inode."""
+    """Counters of the whole namespace, the root not among them; a file with several names counts as often.
+    ``next_inode`` is the id of the next new inode."""
 
     next_inode: int = ROOT_ID + 1
     directories: int = 0

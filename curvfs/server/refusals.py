@@ -9,6 +9,7 @@ from __future__ import annotations
 from curvfs.errors import KINDS, RemoteError
 
 IO = 1
+NOT_LEADER = 2
 ALREADY_EXISTS = 7
 NOT_FOUND = 8
 INVALID_FILE_SIZE = 9

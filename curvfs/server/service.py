@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -27,13 +27,15 @@ from curvfs.server.behaviour import HEAD, Behaviour
 from curvfs.server.blockstore import BlockStore
 from curvfs.server.cluster import Cluster, WorkerNode
 from curvfs.server.connection import accept
-from curvfs.server.layout import Layout
+from curvfs.server.inplace import InPlaceBlockStore
+from curvfs.server.layout import Layout, StorageVersion
 from curvfs.server.master import Master
 from curvfs.server.metastore import MetaStore
 from curvfs.server.namespace import Namespace
 from curvfs.server.oplog import Log
 from curvfs.server.place import CLUSTER_ID, Directory
 from curvfs.server.sqlitestore import SqliteMetaStore
+from curvfs.server.standby import serve_standby
 from curvfs.server.worker import Worker
 from curvfs.world import Listener, World
 
@@ -63,6 +65,9 @@ class Server:
     master_port: int
     worker_port: int
     hostname: str
+    #: Ports of the further workers that were asked for, and of the master that never leads.
+    more_worker_ports: tuple[int, ...] = ()
+    standby_port: int | None = None
 
     @property
     def url(self) -> str:
@@ -84,6 +89,8 @@ async def run_server(
     stop_when_unused: bool = False,
     any_free_port: bool = False,
     behaviour: Behaviour = HEAD,
+    more_workers: Sequence[str] = (),
+    standby_port: int | None = None,
     open_metadata: Callable[[str], MetaStore] = SqliteMetaStore,
     log: Callable[[str], None] = lambda _: None,
     world: World | None = None,
@@ -93,44 +100,68 @@ async def run_server(
 
     ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
-    what the blocks may take. ``open_metadata`` opens the metadata store at a path. Raises EnvironmentError_ and
-    UsageError, in one sentence each, when it cannot start.
+    what the blocks may take. ``behaviour`` is the version to behave as. ``open_metadata`` opens the metadata store at a
+    path. For tests of clients: ``more_workers`` are the host names of further workers, on free ports, and
+    ``standby_port`` is the port of a second master that says of every request that it does not lead. Raises
+    EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
     """
     world = world or World.real()
     place = Directory.at(directory)
     place.prepare(world)
+    hostnames = [hostname or world.net.hostname(), *more_workers]
+    ports = [(master_port, "--master-port"), (worker_port, "--worker-port"), *((0, "") for _ in more_workers)]
+    if standby_port is not None:
+        ports.append((standby_port, "--standby-port"))
     async with _locked(place, world) as held:
         journal = Log(world, log)
         with _metadata(place, open_metadata, world) as store:
-            blocks = BlockStore(
-                Layout(place.data, CLUSTER_ID), store.block, world, behaviour, capacity_bytes=capacity_bytes
-            )
-            try:
-                version = await world.threads.run(blocks.start, store)
-            except OSError as error:
-                raise EnvironmentError_(
-                    f"{error.filename or place.data} cannot be used: {os.strerror(error.errno or 0)}.",
-                    errno_=error.errno,
-                ) from error
-            async with _listening(world, host, master_port, worker_port, any_free_port) as (for_master, for_worker):
-                hostname = hostname or world.net.hostname()
-                reached = hostname if host in _WILDCARD else host
-                node = WorkerNode(version, hostname, reached, for_worker.port, blocks, world.clock.time_ms())
-                cluster = Cluster([node])
+            started = [
+                await _started(place.worker_data(number), store, world, behaviour, capacity_bytes)
+                for number in range(1, len(hostnames) + 1)
+            ]
+            async with _listening(world, host, ports, any_free_port) as listeners:
+                for_master, for_workers = listeners[0], listeners[1 : 1 + len(hostnames)]
+                for_standby = listeners[1 + len(hostnames) :]
+                reached = hostnames[0] if host in _WILDCARD else host
+                cluster = Cluster(
+                    [
+                        WorkerNode(
+                            version,
+                            name,
+                            reached,
+                            listener.port,
+                            blocks,
+                            world.clock.time_ms(),
+                            world.random.uuid(),
+                        )
+                        for (blocks, version), name, listener in zip(started, hostnames, for_workers, strict=True)
+                    ]
+                )
                 master = Master(
-                    Namespace(store, world.clock.time_ms, cluster.release),
+                    Namespace(store, world.clock.time_ms, cluster.release, behaviour),
                     cluster,
                     active_master=f"{reached}:{for_master.port}",
                     behaviour=behaviour,
                     world=world,
                     log=journal,
                 )
-                worker = Worker(blocks, behaviour=behaviour, world=world, log=journal)
-                server = Server(place.path, reached, for_master.port, for_worker.port, hostname)
+                server = Server(
+                    place.path,
+                    reached,
+                    for_master.port,
+                    for_workers[0].port,
+                    hostnames[0],
+                    tuple(listener.port for listener in for_workers[1:]),
+                    for_standby[0].port if for_standby else None,
+                )
                 _write_record(place, server, world)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(accept, for_master, master.serve, journal)
-                    nursery.start_soon(accept, for_worker, worker.serve, journal)
+                    for (blocks, _), listener in zip(started, for_workers, strict=True):
+                        worker = Worker(blocks, behaviour=behaviour, world=world, log=journal)
+                        nursery.start_soon(accept, listener, worker.serve, journal)
+                    for listener in for_standby:
+                        nursery.start_soon(accept, listener, serve_standby, journal)
                     nursery.start_soon(cluster.remove_released, world, journal)
                     nursery.start_soon(master.reap_doomed)
                     nursery.start_soon(_checkpoints, store, master, world, journal)
@@ -140,6 +171,20 @@ async def run_server(
                         held.append(await _last_user_gone(place, world))
                         journal.info("nobody is attached any more")
                         nursery.cancel_scope.cancel()
+
+
+async def _started(
+    data: str, store: MetaStore, world: World, behaviour: Behaviour, capacity_bytes: int | None
+) -> tuple[BlockStore, StorageVersion]:
+    """The blocks of one worker, looked through."""
+    kind = InPlaceBlockStore if behaviour.rewrites_in_place else BlockStore
+    blocks = kind(Layout(data, CLUSTER_ID), store.block, world, behaviour, capacity_bytes=capacity_bytes)
+    try:
+        return blocks, await world.threads.run(blocks.start, store)
+    except OSError as error:
+        raise EnvironmentError_(
+            f"{error.filename or data} cannot be used: {os.strerror(error.errno or 0)}.", errno_=error.errno
+        ) from error
 
 
 @asynccontextmanager
@@ -187,11 +232,12 @@ def _metadata(place: Directory, open_metadata: Callable[[str], MetaStore], world
 
 @asynccontextmanager
 async def _listening(
-    world: World, host: str, master_port: int, worker_port: int, any_free_port: bool
-) -> AsyncIterator[tuple[Listener, Listener]]:
+    world: World, host: str, ports: Sequence[tuple[int, str]], any_free_port: bool
+) -> AsyncIterator[list[Listener]]:
+    """Listeners for (port, the option that named it)."""
     listeners: list[Listener] = []
     try:
-        for port, option in ((master_port, "--master-port"), (worker_port, "--worker-port")):
+        for port, option in ports:
             try:
                 listeners.append(await world.net.listen(host, port))
             except EnvironmentError_ as error:
@@ -204,7 +250,7 @@ async def _listening(
                     f"Port {port} on {host} is taken by another program; choose another with {option}.",
                     errno_=error.errno_,
                 ) from error
-        yield listeners[0], listeners[1]
+        yield listeners
     finally:
         with trio.CancelScope(shield=True):
             for listener in listeners:

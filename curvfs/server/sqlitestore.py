@@ -239,9 +239,10 @@ class SqliteMetaStore(MetaStore):
             known.update(row[0] for row in self._db.execute(f"SELECT id FROM block WHERE id IN ({marks})", some))
         return known
 
-    def block_bytes(self) -> int:
-        located = "SELECT COALESCE(SUM(length), 0) FROM block WHERE locations IS NOT NULL"
-        return int(self._db.execute(located).fetchone()[0])
+    def block_bytes(self, worker_id: int) -> int:
+        # Locations are JSON: [[worker id, storage type], ...]
+        located = "SELECT COALESCE(SUM(length), 0) FROM block WHERE instr(locations, ?)"
+        return int(self._db.execute(located, (f"[{worker_id},",)).fetchone()[0])
 
     # ---------------------------------------------------------------------------------------------------- writing
 

@@ -9,22 +9,23 @@ Specification sections 2.2, 4.7, 4.11 and 4.12.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from curvfs.errors import LocalProtocolError
 from curvfs.net.transport import FrameStream
 from curvfs.server import convert
-from curvfs.server.behaviour import Behaviour
-from curvfs.server.blockstore import BlockStore
+from curvfs.server.behaviour import Behaviour, ReadLength
+from curvfs.server.blockstore import BlockStore, OpenBlock
 from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
 from curvfs.server.oplog import Log
 from curvfs.server.records import STORAGE_DISK
-from curvfs.server.refusals import INVALID_ARGUMENT, common, refusal
+from curvfs.server.refusals import INVALID_ARGUMENT, IO, common, refusal
+from curvfs.server.replies import enum_number
 from curvfs.units import KIB, MIB
 from curvfs.wire.codes import RequestStatus, RpcCode
-from curvfs.wire.frame import FrameHead
+from curvfs.wire.frame import MAX_DATA_BYTES, FrameHead
 from curvfs.wire.messages import decode, pb
 from curvfs.wire.session import Request, ServerSession
 from curvfs.world import Buffer, Stream, World
@@ -49,6 +50,14 @@ class _Write:
     capacity_bytes: int
     position: int
     fd: int | None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Several blocks that are written in one stream (section 4.16)."""
+
+    req_id: int
+    writes: list[_Write]
 
 
 @dataclass(slots=True)
@@ -120,7 +129,7 @@ class _Connection:
             stream, read_ahead_bytes=_READ_AHEAD_BYTES, max_header_bytes=MAX_REQUEST_HEADER_BYTES
         )
         self._session = ServerSession()
-        self._open: _Write | _Read | None = None
+        self._open: _Write | _Read | _Batch | None = None
         self._buffer: bytearray | None = None
 
     async def run(self) -> None:
@@ -184,20 +193,25 @@ class _Connection:
 
     def _drop(self) -> None:
         """Forget the open stream without finishing it."""
-        dropped, self._open = self._open, None
-        if dropped is None:
-            return
-        if dropped.fd is not None:
-            self._world.disk.close(dropped.fd)
-        if isinstance(dropped, _Write):
-            self._store.detach(dropped.block_id)
+        for dropped in self._take_streams():
+            if isinstance(dropped, _Write):
+                self._store.detach(dropped.block_id)
 
     def _finish(self) -> None:
         """The open stream is completed or cancelled."""
-        finished, self._open = self._open, None
-        if finished is not None and finished.fd is not None:
-            self._world.disk.close(finished.fd)
+        self._take_streams()
         self._give_buffer()
+
+    def _take_streams(self) -> Sequence[_Write | _Read]:
+        """What was open, closed."""
+        was_open, self._open = self._open, None
+        if was_open is None:
+            return ()
+        streams = was_open.writes if isinstance(was_open, _Batch) else (was_open,)
+        for stream in streams:
+            if stream.fd is not None:
+                self._world.disk.close(stream.fd)
+        return streams
 
     # --------------------------------------------------------------------------------------------------- requests
 
@@ -212,49 +226,63 @@ class _Connection:
 
     async def _write_open(self, request: Request, _: memoryview) -> _Answer:
         message: Any = decode(pb.BlockWriteRequest, request.header)
-        block_id, capacity = message.block.id, message.block_size
+        self._drop()
+        self._open, reply = await self._begin(request, message, message.block)
+        return _Answer(reply.SerializeToString())
+
+    async def _begin(self, request: Request, message: Any, block: Any) -> tuple[_Write, pb.BlockWriteResponse]:
+        """Open one block (ExtendedBlockProto) for writing, as the message of an Open says."""
+        block_id, capacity = block.id, message.block_size
         _check_block_id(block_id)
         if capacity <= 0 or not 0 <= message.off <= capacity:
             raise common(f"Invalid write offset {message.off} of block size {capacity}")
-        self._drop()
-        alloc = convert.alloc_of(message.block)
+        alloc = convert.alloc_of(block)
         if self._store.needs_copy(block_id):
             path = await self._world.threads.run(self._store.begin, block_id, capacity, alloc)
         else:
             path = self._store.begin(block_id, capacity, alloc)
         stream = _Write(request.req_id, block_id, capacity, message.off, None)
-        self._open = stream
         if not message.short_circuit:
             try:
                 stream.fd = self._store.open_staging(block_id)
-            except Exception:
-                self._drop()
+            except BaseException:
+                self._store.detach(block_id)
                 raise
         reply = pb.BlockWriteResponse(
             id=block_id,
             path=path if message.short_circuit else None,
             off=message.off,
             block_size=capacity,
-            storage_type=convert.enum_number(STORAGE_DISK),
+            storage_type=enum_number(STORAGE_DISK),
         )
-        return _Answer(reply.SerializeToString())
+        return stream, reply
 
     async def _write_running(self, request: Request, payload: memoryview) -> _Answer:
         stream = self._open
+        header: Any = decode(pb.DataHeaderProto, request.header)
+        if isinstance(stream, _Batch) and header.flush:
+            _check_req_id(stream, request)
+            return _EMPTY
         if not isinstance(stream, _Write) or stream.fd is None:
             raise common("Uninitialized")
         _check_req_id(stream, request)
+        if header.flush:
+            return _EMPTY  # acknowledged, and nothing to do: the bytes are in the file
         if request.header:
-            header: Any = decode(pb.DataHeaderProto, request.header)
-            if header.flush:
-                return _EMPTY  # acknowledged, and nothing to do: the bytes are in the file
             if not 0 <= header.offset < stream.capacity_bytes:
                 raise common(f"Invalid seek offset: {header.offset}, block size: {stream.capacity_bytes}")
             stream.position = header.offset
+        await self._write(stream, payload)
+        return _EMPTY
+
+    async def _write(self, stream: _Write, payload: Buffer) -> None:
+        """Write at the stream's position."""
+        if stream.fd is None:
+            raise common("Uninitialized")
         end = stream.position + len(payload)
         if end > stream.capacity_bytes:
             raise refusal(
-                self._worker.behaviour.block_range_kind,
+                self._worker.behaviour.write_range_kind,
                 f"Write range [{stream.position}, {end}) exceeds block size {stream.capacity_bytes}",
             )
         with self._store.writing(stream.block_id):
@@ -264,77 +292,161 @@ class _Connection:
                 await self._world.threads.run(self._world.disk.pwrite_full, stream.fd, payload, stream.position)
         stream.position = end
         self._store.wrote(stream.block_id, end, stream.capacity_bytes)
-        return _EMPTY
 
     async def _write_complete(self, request: Request, _: memoryview) -> _Answer:
         message = self._final(request)
         self._store.complete(message.block.id, message.block.block_size, message.block_size)
-        self._finish()
+        self._finish_write()
         return _EMPTY
 
     async def _write_cancel(self, request: Request, _: memoryview) -> _Answer:
         message = self._final(request)
         self._store.cancel(message.block.id)
-        self._finish()
+        self._finish_write()
         return _EMPTY
+
+    def _finish_write(self) -> None:
+        if isinstance(self._open, _Write):
+            self._finish()
 
     def _final(self, request: Request) -> Any:
         """The message of a Complete or Cancel; it works on a connection without a stream too."""
         message: Any = decode(pb.BlockWriteRequest, request.header)
         _check_block_id(message.block.id)
-        if self._open is not None:
+        if self._open is not None and (self._worker.behaviour.binds_complete or isinstance(self._open, _Write)):
             _check_req_id(self._open, request)
             if not isinstance(self._open, _Write) or self._open.block_id != message.block.id:
-                raise common(f"Block id mismatch, the open stream is of block {self._open.block_id}")
+                raise common(f"Block id mismatch, the open stream is not of block {message.block.id}")
         return message
+
+    # ---------------------------------------------------------------------------------------------- batches (4.16)
+
+    async def _batch_open(self, request: Request, _: memoryview) -> _Answer:
+        message: Any = decode(pb.BlocksBatchWriteRequest, request.header)
+        if not message.blocks:
+            raise common("A batch needs blocks")
+        self._drop()
+        batch = self._open = _Batch(request.req_id, [])
+        responses = []
+        try:
+            for block in message.blocks:
+                stream, response = await self._begin(request, message, block)
+                batch.writes.append(stream)
+                responses.append(response)
+        except BaseException:
+            self._drop()
+            raise
+        return _Answer(pb.BlocksBatchWriteResponse(responses=responses).SerializeToString())
+
+    async def _batch_running(self, request: Request, _: memoryview) -> _Answer:
+        message: Any = decode(pb.FilesBatchWriteRequest, request.header)
+        batch = self._batch(request)
+        if len(message.files) != len(batch.writes):
+            raise common(f"{len(message.files)} files were sent for {len(batch.writes)} blocks")
+        for stream, file in zip(batch.writes, message.files, strict=True):
+            await self._write(stream, file.content)
+        return _Answer(pb.FilesBatchWriteResponse(results=[True] * len(batch.writes)).SerializeToString())
+
+    async def _batch_complete(self, request: Request, _: memoryview) -> _Answer:
+        message: Any = decode(pb.BlocksBatchCommitRequest, request.header)
+        if message.cancel:
+            return self._batch_end(request, lambda block: self._store.cancel(block.id))
+        return self._batch_end(
+            request, lambda block: self._store.complete(block.id, block.block_size, message.block_size)
+        )
+
+    async def _batch_cancel(self, request: Request, _: memoryview) -> _Answer:
+        return self._batch_end(request, lambda block: self._store.cancel(block.id))
+
+    def _batch_end(self, request: Request, end: Callable[[Any], None]) -> _Answer:
+        """Complete or cancel each block that the request names, all of which must be of the batch."""
+        message: Any = decode(pb.BlocksBatchCommitRequest, request.header)
+        known = {stream.block_id for stream in self._batch(request).writes}
+        for block in message.blocks:
+            if block.id not in known:
+                raise common(f"Block id mismatch, block {block.id} is not in the open batch")
+        for block in message.blocks:
+            end(block)
+        self._finish()
+        return _Answer(pb.BlocksBatchCommitResponse(results=[True] * len(message.blocks)).SerializeToString())
+
+    def _batch(self, request: Request) -> _Batch:
+        batch = self._open
+        if not isinstance(batch, _Batch):
+            raise common("Uninitialized")
+        _check_req_id(batch, request)
+        return batch
+
+    # ----------------------------------------------------------------------------------------------------- reading
 
     async def _read_open(self, request: Request, _: memoryview) -> _Answer:
         message: Any = decode(pb.BlockReadRequest, request.header)
         limit = self._worker.behaviour.max_chunk_bytes
         _check_block_id(message.id)
-        if message.chunk_size > limit:
+        if limit is not None and message.chunk_size > limit:
             raise common(f"chunk_size {message.chunk_size} exceeds maximum allowed value {limit}")
         if message.chunk_size <= 0:
             raise common(f"chunk_size {message.chunk_size} must be greater than 0")
         if message.enable_read_ahead and message.read_ahead_len > _MAX_READ_AHEAD_LEN:
             raise common(f"read_ahead_len {message.read_ahead_len} exceeds maximum allowed value {_MAX_READ_AHEAD_LEN}")
-        if not 0 <= message.off <= message.len:
-            raise common(f"Invalid read offset {message.off}, block length: {message.len}")
         self._drop()
         block = self._store.open_read(message.id)
-        stream = _Read(request.req_id, message.id, message.len, message.chunk_size, message.off, block.fd)
+        length = {
+            ReadLength.ASKED: message.len,
+            ReadLength.LONGER: max(message.len, block.length_bytes),
+            ReadLength.PHYSICAL: block.announced_bytes,
+        }[self._worker.behaviour.read_length]
+        stream = _Read(
+            request.req_id, message.id, length, min(message.chunk_size, MAX_DATA_BYTES), message.off, block.fd
+        )
         self._open = stream
-        granted = message.short_circuit and block.path is not None and block.length_bytes >= message.len
+        if not 0 <= message.off <= length:
+            self._drop()
+            raise common(f"Invalid read offset {message.off}, block length: {length}")
+        granted = message.short_circuit and block.path is not None and self._is_whole(block, message.len)
         if granted:
             self._world.disk.close(block.fd)
             stream.fd = None
         reply = pb.BlockReadResponse(
             id=message.id,
-            len=message.len,
+            len=length,
             path=block.path if granted else None,
-            storage_type=convert.enum_number(STORAGE_DISK),
+            storage_type=enum_number(STORAGE_DISK),
         )
         return _Answer(reply.SerializeToString())
+
+    def _is_whole(self, block: OpenBlock, asked_bytes: int) -> bool:
+        """Whether a client that reads the file itself finds what a stream would give it."""
+        return self._goes_by_files or block.length_bytes >= asked_bytes
+
+    @property
+    def _goes_by_files(self) -> bool:
+        return self._worker.behaviour.read_length is ReadLength.PHYSICAL
 
     async def _read_running(self, request: Request, _: memoryview) -> _Answer:
         stream = self._open
         if not isinstance(stream, _Read) or stream.fd is None:
             raise common("Uninitialized")
-        kind = self._worker.behaviour.block_range_kind
+        file_bytes = self._world.disk.fstat(stream.fd).st_size
+        length = file_bytes if self._goes_by_files else stream.length_bytes
         if request.header:
             header: Any = decode(pb.DataHeaderProto, request.header)
-            if not 0 <= header.offset <= stream.length_bytes:
-                raise refusal(kind, f"Invalid seek offset: {header.offset}, block length: {stream.length_bytes}")
+            if not 0 <= header.offset <= length:
+                raise refusal(IO, f"Invalid seek offset: {header.offset}, block length: {length}")
             stream.position = header.offset
         offset = stream.position
-        if offset >= stream.length_bytes:
-            raise refusal(kind, f"offset exceeds block length, length={stream.length_bytes}, offset={offset}")
-        count = min(stream.chunk_bytes, stream.length_bytes - offset)
+        if offset >= length:
+            raise refusal(IO, f"offset exceeds block length, length={length}, offset={offset}")
+        count = min(stream.chunk_bytes, length - offset)
         stream.position = offset + count
-        in_file = min(count, max(0, self._world.disk.fstat(stream.fd).st_size - offset))
+        in_file = min(count, max(0, file_bytes - offset))
         return _Answer(b"", stream.fd, offset, in_file, count - in_file)
 
     async def _read_complete(self, request: Request, _: memoryview) -> _Answer:
+        if not self._worker.behaviour.binds_complete:
+            if isinstance(self._open, _Read):
+                self._finish()
+            return _EMPTY
         if not isinstance(self._open, _Read):
             raise common("Uninitialized")
         _check_req_id(self._open, request)
@@ -342,7 +454,7 @@ class _Connection:
         return _EMPTY
 
 
-def _check_req_id(stream: _Write | _Read, request: Request) -> None:
+def _check_req_id(stream: _Write | _Read | _Batch, request: Request) -> None:
     if request.req_id != stream.req_id:
         raise common(f"Request id mismatch, expected {stream.req_id}, actual {request.req_id}")
 
@@ -371,5 +483,11 @@ _HANDLERS: dict[int, dict[RequestStatus, _Handler]] = {
         RequestStatus.OPEN: _Connection._read_open,
         RequestStatus.RUNNING: _Connection._read_running,
         RequestStatus.COMPLETE: _Connection._read_complete,
+    },
+    RpcCode.WRITE_BLOCKS_BATCH: {
+        RequestStatus.OPEN: _Connection._batch_open,
+        RequestStatus.RUNNING: _Connection._batch_running,
+        RequestStatus.COMPLETE: _Connection._batch_complete,
+        RequestStatus.CANCEL: _Connection._batch_cancel,
     },
 }
