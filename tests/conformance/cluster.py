@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import trio
-from conformance.probe import CREAT, WRONLY, Address, Probe, Target, Wire
+from conformance.probe import Address, Probe, Target, Wire
 from conformance.rules import ALPHA, HEAD, V041, Version
 
 from curvfs.server import behaviour
@@ -47,14 +50,15 @@ def _address(variable: str) -> Address | None:
 class ThreadedServer:
     """An embedded server with two workers and a standby master, in a thread with its own event loop."""
 
-    def __init__(self, directory: Path, version: Version) -> None:
+    def __init__(self, directory: Path, version: Version, second_hostname: str = "second-host") -> None:
+        self._second_hostname = second_hostname
         self._directory = directory
         self._version = version
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
-        self.server: Server | None = None
+        self._server: Server | None = None
         self._thread = threading.Thread(target=self._run, name=f"server-{version.label}")
 
     def __enter__(self) -> Self:
@@ -74,9 +78,14 @@ class ThreadedServer:
         assert not self._thread.is_alive(), "the embedded server did not stop"
 
     @property
+    def running(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    @property
     def target(self) -> Target:
-        server = self.server
-        assert server is not None and server.standby_port is not None
+        server = self.running
+        assert server.standby_port is not None
         return Target(
             (server.host, server.master_port), (server.host, server.standby_port), self._version, embedded=True
         )
@@ -93,7 +102,7 @@ class ThreadedServer:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                self.server = await nursery.start(
+                self._server = await nursery.start(
                     partial(
                         run_server,
                         str(self._directory),
@@ -101,35 +110,57 @@ class ThreadedServer:
                         worker_port=0,
                         standby_port=0,
                         hostname="localhost",
-                        more_workers=("second-host",),
+                        more_workers=(self._second_hostname,),
                         behaviour=behaviour.BEHAVIOURS[self._version.label],
                     )
                 )
                 self._ready.set()
 
 
-async def detect(master: Address, directory: str) -> Version:
-    """The generation of a cluster, as 8.4 item 7 says. ``directory`` is made for the purpose."""
-    wire = await Wire.connect(master)
-    probe = Probe(Target(master, None, HEAD, embedded=False), wire, directory)
-    try:
+async def make_root(target: Target, directory: str) -> None:
+    """Make the directory that the suite works in."""
+    async with _probe(target, directory) as probe:
         await probe.mkdir(directory)
+
+
+async def detect(target: Target, directory: str) -> Version:
+    """The generation of a cluster, as 8.4 item 7 says."""
+    async with _probe(target, directory) as probe:
         if (await probe.info()).HasField("compatibility"):
             return HEAD
-        await probe.create(probe.at("generation"), WRONLY | CREAT)
+        await probe.create(probe.at("generation"))
         await probe.complete(probe.at("generation"), 0)
         changed = await probe.set_attr(probe.at("generation"), mode=0o600)
         return V041 if changed.HasField("ctime") else ALPHA
-    finally:
-        await probe.aclose()
 
 
-async def remove(master: Address, directory: str) -> None:
+async def survey(target: Target, directory: str) -> Target:
+    """The target with what it has of :data:`~conformance.rules.NEEDS`."""
+    has = {"a standby"} if target.standby is not None else set()
+    async with _probe(target, directory) as probe:
+        if len((await probe.info()).live_workers) >= 2:
+            has.add("two workers")
+        await probe.create(probe.at("survey"))
+        located = await probe.add_block(probe.at("survey"))
+        stream = await probe.worker(located.locs[0])
+        reply = await stream.open_write(located.block, short_circuit=True)
+        if reply.HasField("path") and os.access(reply.path, os.R_OK | os.W_OK):
+            has.add("local files")
+        await stream.cancel()
+    return replace(target, has=frozenset(has))
+
+
+async def remove(target: Target, directory: str) -> None:
     """Remove what the suite made."""
-    wire = await Wire.connect(master)
-    probe = Probe(Target(master, None, HEAD, embedded=False), wire, directory)
-    try:
+    async with _probe(target, directory) as probe:
         if await probe.exists(directory):
             await probe.delete(directory, recursive=True)
+
+
+@asynccontextmanager
+async def _probe(target: Target, directory: str) -> AsyncIterator[Probe]:
+    probe = Probe(target, await Wire.connect(target.master), directory)
+    try:
+        yield probe
     finally:
         await probe.aclose()

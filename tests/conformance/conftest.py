@@ -6,18 +6,19 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import trio
-from conformance.cluster import MASTER_VARIABLE, ThreadedServer, detect, named_master, named_standby, remove
+from conformance.cluster import ThreadedServer, detect, make_root, named_master, named_standby, remove, survey
 from conformance.probe import Probe, Target, Wire
-from conformance.rules import EVERY, Version
+from conformance.rules import EVERY, HEAD, NEEDS, Version
 
 NAMED_CLUSTER = "cluster"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "rule(sections, only, embedded): the sections of the specification it holds")
+    config.addinivalue_line("markers", "rule(sections, only, embedded, needs): the rule that a test holds")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,15 +58,9 @@ class _Servers(dict[Version, Target]):
 
     def __missing__(self, version: Version) -> Target:
         server = self._stack.enter_context(ThreadedServer(self._paths.mktemp(version.label), version))
-        self[version] = server.target
-        trio.run(_make_root, server.target, self._root_name)
-        return server.target
-
-
-async def _make_root(target: Target, name: str) -> None:
-    probe = Probe(target, await Wire.connect(target.master), name)
-    await probe.mkdir(name)
-    await probe.aclose()
+        trio.run(make_root, server.target, self._root_name)
+        self[version] = trio.run(survey, server.target, self._root_name)
+        return self[version]
 
 
 @pytest.fixture(scope="session")
@@ -75,11 +70,13 @@ def cluster(root_name: str) -> Iterator[Target | None]:
     if master is None:
         yield None
         return
+    unknown = Target(master, named_standby(), HEAD, embedded=False)
     try:
-        version = trio.run(detect, master, root_name)
-        yield Target(master, named_standby(), version, embedded=False)
+        trio.run(make_root, unknown, root_name)
+        version = trio.run(detect, unknown, root_name)
+        yield trio.run(survey, replace(unknown, version=version), root_name)
     finally:
-        trio.run(remove, master, root_name)
+        trio.run(remove, unknown, root_name)
 
 
 @pytest.fixture(scope="session")
@@ -100,13 +97,15 @@ def rule_applies(request: pytest.FixtureRequest) -> None:
         return
     found: Target = request.getfixturevalue("target")
     mark = request.node.get_closest_marker("rule")
-    if found.embedded:
-        return
-    if mark.kwargs["embedded"] is not None:
-        pytest.skip(f"not on a named cluster ({MASTER_VARIABLE}): {mark.kwargs['embedded']}")
-    if found.version not in mark.kwargs["only"]:
-        only = ", ".join(version.label for version in mark.kwargs["only"])
-        pytest.skip(f"the cluster behaves as {found.version.label}; this is a rule of {only}")
+    wanted = mark.kwargs
+    where = f"section {', '.join(wanted['sections'])}, {request.node.originalname}"
+    if not found.embedded and wanted["embedded"] is not None:
+        pytest.skip(f"{where}: not on a named cluster, {wanted['embedded']}")
+    if found.version not in wanted["only"]:
+        only = ", ".join(version.label for version in wanted["only"])
+        pytest.skip(f"{where}: the cluster behaves as {found.version.label}; this is a rule of {only}")
+    if wanted["needs"] is not None and wanted["needs"] not in found.has:
+        pytest.skip(f"{where}: {NEEDS[wanted['needs']]}")
 
 
 @pytest.fixture
@@ -120,4 +119,4 @@ async def probe(request: pytest.FixtureRequest, target: Target, root_name: str) 
         yield found
     finally:
         await found.aclose()
-        await remove(target.master, found.directory)
+        await remove(target, found.directory)

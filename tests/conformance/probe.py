@@ -68,6 +68,8 @@ class Target:
     standby: Address | None
     version: Version
     embedded: bool
+    #: Of :data:`~conformance.rules.NEEDS`, what is there.
+    has: frozenset[str] = frozenset()
 
 
 class Wire:
@@ -531,13 +533,25 @@ class Probe:
         await stream.complete(len(data))
         return commit(located, len(data), [located.locs[0].worker_id])
 
-    async def put(self, path: str, data: bytes, *, block_size: int = MIB, **options: Any) -> Any:
-        """Write a whole file as 4.6 says; returns its FileBlocksProto."""
+    async def put(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        block_size: int = MIB,
+        worker: Any = None,
+        hostname: str = "nowhere",
+        **options: Any,
+    ) -> Any:
+        """Write a whole file as 4.6 says, on ``worker`` where one is given; returns its FileBlocksProto."""
         await self.create(path, block_size=block_size, **options)
         commits: list[Any] = []
         last = None
         for start in range(0, len(data), block_size):
-            last = await self.add_block(path, last=last, file_len=start, commits=commits)
+            last = await self.add_block(path, last=last, file_len=start, commits=commits, hostname=hostname)
+            if worker is not None:
+                del last.locs[:]
+                last.locs.append(worker)
             commits = [await self.fill(last, data[start : start + block_size], block_size=block_size)]
         await self.complete(path, len(data), *commits)
         return await self.locate(path)

@@ -28,9 +28,21 @@ ALPHA, V041, HEAD = Version
 EVERY = (ALPHA, V041, HEAD)
 
 
-def rule(*sections: str, only: Iterable[Version] = EVERY, embedded: str | None = None) -> pytest.MarkDecorator:
+#: What a test may need of a cluster, and how to say that it is not there.
+NEEDS = {
+    "two workers": "fewer than two workers are live",
+    "a standby": "no master is named that does not lead (CURVFS_TEST_STANDBY=host:port)",
+    "local files": "the workers' files cannot be opened on this machine",
+}
+
+
+def rule(
+    *sections: str, only: Iterable[Version] = EVERY, embedded: str | None = None, needs: str | None = None
+) -> pytest.MarkDecorator:
     """Mark a test with the sections that it holds.
 
     ``only``: versions that have the rule. ``embedded``: why the test runs against the embedded server alone.
+    ``needs``: one of :data:`NEEDS`.
     """
-    return pytest.mark.rule(sections=sections, only=tuple(only), embedded=embedded)
+    assert needs is None or needs in NEEDS
+    return pytest.mark.rule(sections=sections, only=tuple(only), embedded=embedded, needs=needs)

@@ -147,6 +147,15 @@ async def test_open_with_trunc(probe: Probe) -> None:
 
 
 @rule("4.5")
+@pytest.mark.parametrize("flags", [RDONLY | CREAT, RDONLY | TRUNC, RDONLY | CREAT | EXCL])
+async def test_open_read_only_makes_and_cuts_nothing(probe: Probe, flags: int) -> None:
+    blocks = await probe.put(probe.at("f"), b"abc")
+    assert await probe.open(probe.at("f"), flags) == blocks
+    async with refused(NOT_FOUND):
+        await probe.open(probe.at("missing"), flags)
+
+
+@rule("4.5")
 async def test_open_does_not_look_at_excl(probe: Probe) -> None:
     await probe.put(probe.at("f"), b"abc")
     assert (await probe.open(probe.at("f"), WRONLY | CREAT | EXCL)).status.len == 3
@@ -251,12 +260,10 @@ async def test_a_commit_never_makes_a_block_shorter(probe: Probe) -> None:
     assert (await probe.locate(probe.at("f"))).block_locs[0].block.block_size == 100
 
 
-@rule("4.5", "4.17", "12")
+@rule("4.5", "4.17", "12", needs="two workers")
 async def test_a_commit_adds_its_locations(probe: Probe) -> None:
     """Also of a worker that AddBlock did not choose."""
     workers = (await probe.info()).live_workers
-    if len(workers) < 2:
-        pytest.skip("needs two live workers")
     await probe.create(probe.at("f"))
     located = await probe.add_block(probe.at("f"))
     chosen = located.locs[0].worker_id

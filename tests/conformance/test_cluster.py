@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from conformance.cluster import STANDBY_VARIABLE
 from conformance.probe import COMMON, NOT_LEADER, Probe, Wire, commit, parse_reply, pattern, refused
 from conformance.rules import HEAD, rule
 
@@ -17,16 +16,9 @@ async def workers(probe: Probe) -> list[pb.WorkerAddressProto]:
     return [worker.address for worker in (await probe.info()).live_workers]
 
 
-async def two_workers(probe: Probe) -> list[pb.WorkerAddressProto]:
-    found = await workers(probe)
-    if len(found) < 2:
-        pytest.skip("needs two live workers")
-    return found
-
-
-@rule("4.17")
+@rule("4.17", needs="two workers")
 async def test_the_worker_on_the_clients_host_comes_first(probe: Probe) -> None:
-    for address in await two_workers(probe):
+    for address in await workers(probe):
         for name in ("a", "b", "c"):
             await probe.create(probe.at(name))
             located = await probe.add_block(probe.at(name), hostname=address.hostname)
@@ -34,9 +26,9 @@ async def test_the_worker_on_the_clients_host_comes_first(probe: Probe) -> None:
             assert hostnames == {address.hostname}
 
 
-@rule("4.17", embedded="other policies than 'local' are a setting of a cluster")
+@rule("4.17", embedded="other policies than 'local' are a setting of a cluster", needs="two workers")
 async def test_blocks_go_round_robin_otherwise(probe: Probe) -> None:
-    expected = {address.worker_id for address in await two_workers(probe)}
+    expected = {address.worker_id for address in await workers(probe)}
     chosen = set()
     for index in range(4):
         await probe.create(probe.at(f"f{index}"))
@@ -44,9 +36,9 @@ async def test_blocks_go_round_robin_otherwise(probe: Probe) -> None:
     assert chosen == expected
 
 
-@rule("4.17", "4.5")
+@rule("4.17", "4.5", needs="two workers")
 async def test_excluded_workers_are_not_chosen(probe: Probe) -> None:
-    one, other = (await two_workers(probe))[:2]
+    one, other = (await workers(probe))[:2]
     await probe.create(probe.at("f"))
     rest = [address.worker_id for address in await workers(probe) if address.worker_id != other.worker_id]
     located = await probe.add_block(probe.at("f"), exclude=rest, hostname=one.hostname)
@@ -62,9 +54,8 @@ async def test_without_a_worker_there_is_no_block(probe: Probe) -> None:
     assert list((await probe.locate(probe.at("f"))).block_locs) == []
 
 
-@rule("4.17")
+@rule("4.17", needs="two workers")
 async def test_replicas_are_written_by_the_client(probe: Probe) -> None:
-    await two_workers(probe)
     data = pattern(100_000)
     await probe.create(probe.at("f"), replicas=2)
     located = await probe.add_block(probe.at("f"))
@@ -82,9 +73,8 @@ async def test_replicas_are_written_by_the_client(probe: Probe) -> None:
         assert await probe.get_block(only) == data
 
 
-@rule("4.17", "12")
+@rule("4.17", "12", needs="two workers")
 async def test_one_of_two_replicas_is_enough_to_commit(probe: Probe) -> None:
-    await two_workers(probe)
     await probe.create(probe.at("f"), replicas=2)
     located = await probe.add_block(probe.at("f"))
     made = await probe.fill(located, b"abc")
@@ -141,7 +131,7 @@ async def test_counts_follow_what_is_made_and_removed(probe: Probe) -> None:
 # ------------------------------------------------------------------------------------------------------ 5: masters
 
 
-@rule("5.1", "1.8", "2.1")
+@rule("5.1", "1.8", "2.1", needs="a standby")
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -153,8 +143,7 @@ async def test_counts_follow_what_is_made_and_removed(probe: Probe) -> None:
 )
 async def test_a_master_that_does_not_lead_says_so(probe: Probe, code: RpcCode, message: object) -> None:
     """Kind 2, to every request, and nothing happens; the connection stays."""
-    if probe.target.standby is None:
-        pytest.skip(f"needs a master that does not lead: {STANDBY_VARIABLE}=host:port")
+    assert probe.target.standby is not None
     wire = await Wire.connect(probe.target.standby)
     try:
         for req_id in (1, 2):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from conformance.probe import Target
 from conformance.rules import HEAD, rule
@@ -32,3 +35,15 @@ NOT_TESTED_HERE = [
 )
 def test_not_tested_here(target: Target, section: str, what: str, why: str) -> None:
     pytest.skip(f"{section} {what}: {why}")
+
+
+def test_the_documentation_names_the_sections_that_are_held() -> None:
+    """docs/conformance.md has one row for every section that a test here names, and no other."""
+    here = Path(__file__).parent
+    named = set()
+    for file in here.glob("test_*.py"):
+        for mark in re.findall(r"^@rule\((.*?)\)$", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            named.update(re.findall(r'"(\d+(?:\.\d+)?)"', mark))
+    documentation = (here.parent.parent / "docs" / "conformance.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| (\d+(?:\.\d+)?) \|", documentation, re.MULTILINE))
+    assert documented == named

@@ -276,7 +276,7 @@ async def test_frames_behind_a_failed_write_still_execute_at_the_current_positio
 @rule("1.5", "4.11")
 async def test_an_open_on_the_same_connection_replaces_the_stream(probe: Probe) -> None:
     one = (await probe.put(probe.at("one"), b"first")).block_locs[0]
-    two = (await probe.put(probe.at("two"), b"second")).block_locs[0]
+    two = (await probe.put(probe.at("two"), b"second", worker=one.locs[0])).block_locs[0]
     stream = await probe.worker(one.locs[0])
     await stream.open_read(one.block.id, 5)
     assert await stream.read() == b"first"

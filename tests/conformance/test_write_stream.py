@@ -204,6 +204,7 @@ async def test_a_connection_that_ends_leaves_the_bytes(probe: Probe) -> None:
 async def test_another_open_on_the_connection_leaves_the_bytes(probe: Probe) -> None:
     one = await new_block(probe, "one")
     two = await new_block(probe, "two")
+    two.locs[0].CopyFrom(one.locs[0])
     stream = await probe.worker(one.locs[0])
     await stream.open_write(one.block)
     await stream.write(b"abc")
