@@ -34,6 +34,7 @@ from kvstore.keys import PageKey
 
 FORMAT_VERSION = 1
 ALIGNMENT_BYTES = 4096
+OBJECT_SUFFIX = ".safetensors"
 #: A header larger than this is refused unread.
 MAX_HEADER_BYTES = 4 << 20
 MAX_FILE_BYTES = MAX_PAGE_BYTES + MAX_HEADER_BYTES + MAX_TENSORS * ALIGNMENT_BYTES

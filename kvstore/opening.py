@@ -26,6 +26,7 @@ def open(
     timeout_s: float = 30.0,
     max_queued: int = 4096,
     staging_expiry_s: float = 600.0,
+    lease_s: float = 30.0,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
@@ -35,7 +36,8 @@ def open(
     ``"required"`` refused here otherwise. ``chain_hash``: ``xxh3_128``, or ``sha256`` where tenants do not trust each
     other. ``depth``: objects moved at once. ``timeout_s``: deadline of a put or get that names none. ``max_queued``:
     pages under way before more are answered ``Miss.BUSY``. ``staging_expiry_s``: age at which another process's
-    silent staging directory is taken for dead. Raises ConfigError, EnvironmentError_, TransportError.
+    silent staging directory is taken for dead. ``lease_s``: how long a ``lookup`` keeps what it promised from those who
+    evict, and may be repeated without asking. Raises ConfigError, EnvironmentError_, TransportError.
     """
     _check(
         identity,
@@ -43,14 +45,14 @@ def open(
         direct=direct,
         prefix=prefix,
         counts={"depth": depth, "max_queued": max_queued},
-        durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s},
+        durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s, "lease_s": lease_s},
     )
     world = world or World.real()
     chain = KeyChain(identity, chain_hash=chain_hash)
     engine = ThreadsEngine(world, depth=depth)
     backend: Backend | None = None
     try:
-        backend = _open_backend(world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+        backend = _open_backend(world, engine, url, prefix, direct, staging_expiry_s=staging_expiry_s, lease_s=lease_s)
         return KVStore(
             world,
             backend,
@@ -59,7 +61,8 @@ def open(
             geometry,
             timeout_s=timeout_s,
             max_queued=max_queued,
-            sweep_every_s=staging_expiry_s,
+            staging_expiry_s=staging_expiry_s,
+            lease_s=lease_s,
         )
     except BaseException:
         engine.close(1.0)
@@ -100,7 +103,7 @@ def _check(
 
 
 def _open_backend(
-    world: World, engine: Engine, url: str, *, prefix: str, direct: Direct, staging_expiry_s: float
+    world: World, engine: Engine, url: str, prefix: str, direct: Direct, *, staging_expiry_s: float, lease_s: float
 ) -> Backend:
     scheme = url.partition("://")[0].lower()
     if scheme == "file":
@@ -110,9 +113,19 @@ def _open_backend(
         directory = unquote(found.path)
         if found.netloc not in ("", "localhost") or not directory.startswith("/") or found.query or found.fragment:
             raise ConfigError(f"{url!r} does not name a directory; write file:///path/to/directory.")
-        return PosixBackend(world, engine, directory, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+        return PosixBackend(
+            world,
+            engine,
+            directory,
+            prefix=prefix,
+            direct=direct,
+            staging_expiry_s=staging_expiry_s,
+            lease_s=lease_s,
+        )
     if scheme == "curvine":
         from kvstore.backends.curvine import CurvineBackend
 
-        return CurvineBackend(world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s)
+        return CurvineBackend(
+            world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s, lease_s=lease_s
+        )
     raise ConfigError(f"{url!r} is no place for a store; write file:///directory or curvine://host:port/path.")

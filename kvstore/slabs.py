@@ -49,7 +49,7 @@ class SlabPool:
 
     def __init__(self, world: World, *, count: int, size_bytes: int) -> None:
         self.count = count
-        self.size_bytes = size_bytes
+        self.size_bytes = align_up(size_bytes, mmap.PAGESIZE)
         self.in_use = 0
         self._clock = world.clock
         self._free: list[Slab] = []

@@ -21,7 +21,9 @@ class Stats:
     """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
 
     ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
-    ``failing_puts``: how many puts in a row have failed up to now (0: healthy). ``last_error``: the last trouble.
+    ``read_again``: objects that looked damaged and were sound when they were read by another path; ``quarantined``:
+    those that were not. ``failing_puts``: how many puts in a row have failed up to now (0: healthy).
+    ``last_error``: the last trouble.
     """
 
     backend: str
@@ -45,6 +47,9 @@ class Stats:
     lookups: int
     lookup_pages: int
     swept: int
+    evicted: int
+    read_again: int
+    quarantined: int
     last_error: str
 
 
@@ -58,6 +63,7 @@ class Counters:
         self.puts = self.puts_existing = self.put_bytes = self.failing_puts = 0
         self.gets = self.get_bytes = 0
         self.lookups = self.lookup_pages = self.swept = 0
+        self.evictions = self.sound_again = self.quarantined = 0
         self.put_failures: Counter[str] = Counter()
         self.get_misses: Counter[str] = Counter()
         self.last_error = ""
@@ -94,6 +100,17 @@ class Counters:
     def swept_some(self, count: int) -> None:
         with self._lock:
             self.swept += count
+
+    def evicted_some(self, count: int) -> None:
+        with self._lock:
+            self.evictions += count
+
+    def read_again(self, *, quarantined: bool) -> None:
+        with self._lock:
+            if quarantined:
+                self.quarantined += 1
+            else:
+                self.sound_again += 1
 
     def _note(self, what: str, result: Result, error: CurvfsError | None) -> None:
         if error is None or not isinstance(result, Miss) or result not in TROUBLE:

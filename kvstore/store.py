@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +17,11 @@ from kvstore.backends.base import Backend, Found
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import ObjectLayout
+from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
+from kvstore.known import KnownPages
 from kvstore.pageio import Page, PageIO
-from kvstore.results import Miss, Result, miss_of
+from kvstore.results import Miss, miss_of
 from kvstore.segments import plan_page
 from kvstore.stats import Counters, Stats
 from kvstore.transfer import Transfer
@@ -61,25 +62,25 @@ class KVStore:
         *,
         timeout_s: float,
         max_queued: int,
-        sweep_every_s: float,
+        staging_expiry_s: float,
+        lease_s: float,
     ) -> None:
         self._world = world
         self._backend = backend
         self._engine = engine
         self._chain = chain
         self._timeout_s = timeout_s
-        self._max_queued = max_queued
-        self._sweep_every_s = sweep_every_s
+        self._sweep_every_s = min(staging_expiry_s, max(lease_s, 1.0))
         self._fingerprint = chain.fingerprint
         self._namespace = chain.identity.namespace()
         self._layout = ObjectLayout(geometry)
         writer = f"curvfs/{__version__} {world.net.hostname()}/{os.getpid()}"
-        self._pages = PageIO(world, backend, self._layout, depth=engine.depth, writer=writer)
         self._counters = Counters(world)
+        self._pages = PageIO(world, backend, self._layout, self._counters, depth=engine.depth, writer=writer)
+        self._jobs = Jobs(world, backend, engine, self._pages, self._counters, max_queued=max_queued)
+        self._known = KnownPages(world, lease_s=lease_s)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
-        self._closed = False
-        self._in_flight = 0
         self._transfers: WeakSet[Transfer] = WeakSet()
         self._swept_s = world.clock.monotonic_s()
         self.geometry = geometry
@@ -119,10 +120,10 @@ class KVStore:
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
         """For each key whether its object is there; False where that cannot be told. Raises UsageError."""
         self._guard()
-        return [self._pages.plausible(found) for found in self._confirm(self._names(keys))]
+        return [self._pages.plausible(found) for found in self._jobs.confirm(self._names(keys))]
 
     def lookup(self, keys: Sequence[PageKey], *, every_shard: bool = False) -> Lookup:
-        """The longest prefix of ``keys`` that is stored, every page of it confirmed now.
+        """The longest prefix of ``keys`` that is stored, every page of it confirmed now or less than a lease ago.
 
         ``every_shard``: a page counts only when the objects of all shards of this split are there, so that every rank
         gets the same answer. A store that cannot be asked promises nothing. Raises UsageError.
@@ -135,7 +136,8 @@ class KVStore:
         pages, step = 0, _FIRST_ROUND
         while pages < len(keys):
             batch = keys[pages : pages + step]
-            answers = self._confirm([self.object_name(key, shard) for key in batch for shard in shards])
+            names = [self.object_name(key, shard) for key in batch for shard in shards]
+            answers = self._known.confirm(names, self._jobs.confirm)
             for index, key in enumerate(batch):
                 found = answers[index * len(shards) : (index + 1) * len(shards)]
                 mine = found[shards.index(own)]
@@ -150,16 +152,6 @@ class KVStore:
         self._counters.looked_up(pages)
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
 
-    def _confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
-        """What the backend says about all names; a failure stands in every place."""
-        try:
-            return self._backend.confirm(names)
-        except CurvfsError as error:
-            return [error] * len(names)
-        except Exception as error:
-            logger.exception("kvstore failed to ask for %d objects.", len(names))
-            return [CurvfsError(f"Asking for objects failed: {error!r}")] * len(names)
-
     # -------------------------------------------------------------------------------------------------- transfers
 
     def put(self, keys: Sequence[PageKey], segments: Sequence[Any], *, timeout_s: float | None = None) -> Transfer:
@@ -169,11 +161,8 @@ class KVStore:
         already costs one question. Raises UsageError before any byte moves.
         """
         transfer, pages = self._begin(keys, segments, timeout_s, storing=True)
-        self._plan(self._plan_puts, pages)
-        now_s = self._world.clock.monotonic_s()
-        if pages and now_s - self._swept_s >= self._sweep_every_s:
-            self._swept_s = now_s
-            self._plan(lambda _: self._sweep_quietly(), pages)
+        self._jobs.put(pages)
+        self._housekeep()
         return transfer
 
     def get(
@@ -190,14 +179,9 @@ class KVStore:
         is untouched. ``lookup`` spares asking again. Raises UsageError before any byte moves.
         """
         transfer, pages = self._begin(keys, segments, timeout_s, storing=False)
-        unknown: list[Page] = []
         for page in pages:
             page.found = lookup.found.get(page.name) if lookup is not None else None
-            if page.found is None and self._backend.locates:
-                unknown.append(page)
-            else:
-                self._submit(page)
-        self._plan(self._plan_gets, unknown)
+        self._jobs.get(pages)
         return transfer
 
     def _begin(
@@ -214,10 +198,10 @@ class KVStore:
             len(keys),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             on_result=self._counters.put_done if storing else self._counters.get_done,
+            on_miss=None if storing else lambda index: self._known.forget(names[index]),
         )
+        admitted = self._jobs.admit(len(keys))
         with self._lock:
-            admitted = min(max(0, self._max_queued - self._in_flight), len(keys))
-            self._in_flight += admitted
             self._transfers.add(transfer)
         for index in range(admitted, len(keys)):
             transfer.settle(index, Miss.BUSY)
@@ -225,97 +209,54 @@ class KVStore:
             Page(transfer, index, keys[index], names[index], plans[index], storing) for index in range(admitted)
         ]
 
-    def _plan(self, function: Callable[[list[Page]], None], pages: list[Page]) -> None:
-        """Let an I/O thread do what concerns many pages at once."""
-        if pages:
-            try:
-                self._engine.submit(functools.partial(function, pages))
-            except CurvfsError:  # closed meanwhile
-                for page in pages:
-                    self._settle(page, Miss.CANCELLED)
-
-    def _plan_puts(self, pages: list[Page]) -> None:
-        """Ask for all of them in one round, store those that are not there."""
-        found = [None] * len(pages) if self._closed else self._confirm([page.name for page in pages])
-        for page, answer in zip(pages, found, strict=True):
-            try:
-                there = self._pages.taken(page, answer)
-            except CurvfsError as error:
-                self._settle(page, miss_of(error), error)
-                continue
-            if there:
-                self._counters.existed()
-                self._settle(page, self.geometry.size_bytes)
-            elif len(pages) == 1:
-                self._run(page)
-            else:
-                self._submit(page)
-
-    def _plan_gets(self, pages: list[Page]) -> None:
-        """Ask where all of them are in one round, load those that are there."""
-        found = [None] * len(pages) if self._closed else self._confirm([page.name for page in pages])
-        for page, answer in zip(pages, found, strict=True):
-            if answer is None:
-                self._settle(page, Miss.CANCELLED if self._closed else Miss.ABSENT)
-            elif isinstance(answer, CurvfsError):
-                self._settle(page, miss_of(answer), answer)
-            else:
-                page.found = answer
-                self._submit(page)
-
-    def _submit(self, page: Page) -> None:
-        try:
-            self._engine.submit(functools.partial(self._run, page))
-        except CurvfsError:  # closed meanwhile
-            self._settle(page, Miss.CANCELLED)
-
-    def _run(self, page: Page) -> None:
-        """One page's job: whatever happens, the page gets a result."""
-        try:
-            if self._closed:
-                self._settle(page, Miss.CANCELLED)
-            elif page.transfer.left_s() <= 0:
-                self._settle(page, Miss.DEADLINE)
-            else:
-                self._settle(page, self._pages.store(page) if page.storing else self._pages.load(page))
-        except CurvfsError as error:
-            self._settle(page, miss_of(error, storing=page.storing), error)
-        except Exception as error:
-            logger.exception("kvstore failed on %s.", page.name)
-            self._settle(page, Miss.IO, CurvfsError(f"{page.name}: {error!r}"))
-
-    def _settle(self, page: Page, result: Result | None, error: CurvfsError | None = None) -> None:
-        """Book a page out. ``None``: its transfer was given up and has settled it."""
-        page.plan.drop()
-        with self._lock:
-            self._in_flight -= 1
-        if result is not None:
-            page.transfer.settle(page.index, result, error)
-
     # ------------------------------------------------------------------------------------------------ housekeeping
 
     def delete(self, keys: Sequence[PageKey]) -> list[bool | Miss]:
-        """Remove this shard's objects: True where one was removed, False where none was. Raises UsageError."""
+        """Remove this shard's objects at once: True where one was removed, False where none was. Raises UsageError."""
+        return self._remove(keys, self._backend.delete)
+
+    def evict(self, keys: Sequence[PageKey]) -> list[bool | Miss]:
+        """Move this shard's objects to the trash, from where a ``get`` whose ``lookup`` promised them within the lease
+        still gets them: True where one was moved, False where none was. Raises UsageError."""
+        return self._remove(keys, self._backend.evict)
+
+    def _remove(self, keys: Sequence[PageKey], remove: Callable[[str], bool]) -> list[bool | Miss]:
         self._guard()
         results: list[bool | Miss] = []
         for name in self._names(keys):
+            self._known.forget(name)
             try:
-                results.append(self._backend.delete(name))
+                results.append(remove(name))
             except CurvfsError as error:
                 results.append(miss_of(error, storing=True))
         return results
 
     def sweep(self) -> int:
-        """Remove what dead writers left in staging; how many staging directories went. Raises CurvfsError."""
+        """Remove what dead writers left in staging, and the trash that nobody was promised any more; how many staging
+        directories went. Raises CurvfsError."""
         self._guard()
+        return self._sweep()
+
+    def _sweep(self) -> int:
         count = self._backend.sweep()
         self._counters.swept_some(count)
+        self._backend.empty_trash()
         return count
+
+    def _housekeep(self) -> None:
+        """From time to time, sweep in an I/O thread."""
+        now_s = self._world.clock.monotonic_s()
+        if now_s - self._swept_s >= self._sweep_every_s:
+            self._swept_s = now_s
+            try:
+                self._engine.submit(self._sweep_quietly)
+            except CurvfsError:  # closed meanwhile
+                pass
 
     def _sweep_quietly(self) -> None:
         try:
-            if not self._closed:
-                self._counters.swept_some(self._backend.sweep())
+            if not self._jobs.closed:
+                self._sweep()
         except CurvfsError as error:
             logger.warning("kvstore could not sweep its staging directories: %s", error)
 
@@ -332,7 +273,7 @@ class KVStore:
             depth=self._engine.depth,
             slab_bytes=slabs.size_bytes,
             slabs_in_use=slabs.in_use,
-            in_flight=self._in_flight,
+            in_flight=self._jobs.in_flight,
             puts=counters.puts,
             puts_existing=counters.puts_existing,
             put_bytes=counters.put_bytes,
@@ -344,13 +285,16 @@ class KVStore:
             lookups=counters.lookups,
             lookup_pages=counters.lookup_pages,
             swept=counters.swept,
+            evicted=counters.evictions,
+            read_again=counters.sound_again,
+            quarantined=counters.quarantined,
             last_error=counters.last_error,
         )
 
     def _guard(self) -> None:
         if self._pid != os.getpid():
             raise UsageError("This store was opened before a fork and cannot be used in the child; open it again here.")
-        if self._closed:
+        if self._jobs.closed:
             raise UsageError("The store is closed; open it again.")
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -358,9 +302,9 @@ class KVStore:
 
         Idempotent. False when the storage still held a thread then; that thread ends with the process.
         """
-        if self._closed or self._pid != os.getpid():
+        if self._jobs.closed or self._pid != os.getpid():
             return True
-        self._closed = True
+        self._jobs.closed = True
         until_s = self._world.clock.monotonic_s() + timeout_s
         clean = self._engine.close(timeout_s)
         with self._lock:

@@ -30,7 +30,13 @@ class Transfer:
     """Pages on their way. Made by ``put`` and ``get``; callable from any thread."""
 
     def __init__(
-        self, world: World, count: int, *, timeout_s: float, on_result: Callable[[Result, CurvfsError | None], None]
+        self,
+        world: World,
+        count: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[Result, CurvfsError | None], None],
+        on_miss: Callable[[int], None] | None = None,
     ) -> None:
         self._clock = world.clock
         self._deadline_s = world.clock.monotonic_s() + timeout_s
@@ -42,6 +48,7 @@ class Transfer:
         self._given_up: Miss | None = None
         self._callbacks: list[Callable[[Transfer], None]] = []
         self._on_result = on_result
+        self._on_miss = on_miss
 
     # The caller's side.
 
@@ -136,6 +143,8 @@ class Transfer:
             if error is not None:
                 self._errors[index] = error
             self._on_result(result, error)
+            if self._on_miss is not None and isinstance(result, Miss):
+                self._on_miss(index)
             self._open -= 1
             if self._open:
                 return

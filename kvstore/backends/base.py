@@ -7,10 +7,11 @@ thread and blocks; every error is a :class:`~curvfs.errors.CurvfsError` whose ``
 from __future__ import annotations
 
 import abc
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.world import DirectIo
@@ -20,6 +21,8 @@ from kvstore.header import ALIGNMENT_BYTES
 Direct = bool | Literal["required"]
 
 logger = logging.getLogger("kvstore")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,27 @@ class Found:
     located: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """One object as a directory tells of it; ``name`` counts from the prefix."""
+
+    name: str
+    length_bytes: int
+    mtime_s: float
+
+
 class ObjectReader(abc.ABC):
     """An object open for reading; a context manager. It stays readable when it is deleted meanwhile, where the store
     can do that."""
 
     length_bytes: int
+    #: What tells this very file from another one under the same name.
+    identity: Hashable
 
     @abc.abstractmethod
-    def read(self, view: memoryview) -> int:
-        """Fill ``view`` (slab memory) from the start of the object; less than its length only at the end."""
+    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
+        """Fill ``view`` (slab memory) from an offset that is a multiple of 4096; less than its length only at the end
+        of the object."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -85,6 +100,8 @@ class Backend(abc.ABC):
     fallbacks: int = 0
     #: Asking first, for many objects at once, makes a following :meth:`open` cheaper.
     locates: bool
+    #: How many objects are best opened, created and published together; 1 where that saves nothing.
+    batch: int = 1
 
     @abc.abstractmethod
     def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
@@ -97,6 +114,51 @@ class Backend(abc.ABC):
     def create(self, name: str, size_bytes: int) -> ObjectWriter:
         """Stage an object of exactly ``size_bytes``."""
 
+    def open_many(self, wanted: Sequence[tuple[str, Found | None]]) -> list[ObjectReader | CurvfsError]:
+        """:meth:`open` of many; an object's own failure stands in its place."""
+        return [_caught(functools.partial(self.open, name, found)) for name, found in wanted]
+
+    def create_many(self, names: Sequence[str], size_bytes: int) -> list[ObjectWriter | CurvfsError]:
+        """:meth:`create` of many; an object's own failure stands in its place."""
+        return [_caught(functools.partial(self.create, name, size_bytes)) for name in names]
+
+    def publish_many(self, writers: Sequence[ObjectWriter]) -> list[bool | CurvfsError]:
+        """:meth:`ObjectWriter.publish` of many; an object's own failure stands in its place."""
+        return [_caught(writer.publish) for writer in writers]
+
+    @abc.abstractmethod
+    def open_otherwise(self, name: str) -> ObjectReader:
+        """Open by another path than :meth:`open`: a fresh descriptor or connection, past or through the page cache the
+        other way round, over the wire instead of from a local file. For judging an object that looks damaged."""
+
+    @abc.abstractmethod
+    def quarantine(self, name: str, identity: Hashable) -> bool:
+        """Move a damaged object out of the way, to ``.quarantine``. False when the file there was another one than the
+        one with this identity: that one was put back."""
+
+    @abc.abstractmethod
+    def evict(self, name: str) -> bool:
+        """Move an object to the trash, from where readers who were promised it still get it. False when it was not
+        there."""
+
+    @abc.abstractmethod
+    def empty_trash(self, *, early: bool = False) -> int:
+        """Remove what has been in the trash for longer than its readers' leases; ``early``: the oldest part of it in
+        any case, because room is needed. The number of objects removed."""
+
+    @abc.abstractmethod
+    def trash_bytes(self) -> int:
+        """What the trash takes."""
+
+    @abc.abstractmethod
+    def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
+        """Objects below a directory of the prefix in order of their names, from the first behind the name ``after``;
+        nothing when there is no such directory."""
+
+    @abc.abstractmethod
+    def hosts(self, found: Found) -> tuple[str, ...]:
+        """Host names of the machines that hold an object; empty where the place does not tell."""
+
     @abc.abstractmethod
     def delete(self, name: str) -> bool:
         """False when it was not there."""
@@ -108,6 +170,13 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Remove our staging directory, let go of everything; idempotent, never raises."""
+
+
+def _caught(function: Callable[[], T]) -> T | CurvfsError:
+    try:
+        return function()
+    except CurvfsError as error:
+        return error
 
 
 def alignment_of(found: DirectIo) -> int | None:

@@ -6,30 +6,55 @@ threads; blocks on other hosts go through the client's block streams. An object 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 
-from curvfs.api import LocalExtent, Located, SyncFileSystem, SyncReadExtents, SyncWriteExtent
-from curvfs.errors import CurvfsError, EnvironmentError_, FileExists_, NotFound, OutOfSpace, from_os_error
+from curvfs.api import (
+    CurvineFileSystem,
+    LocalExtent,
+    Located,
+    SyncFileReader,
+    SyncFileSystem,
+    SyncReadExtents,
+    WriteExtent,
+)
+from curvfs.errors import (
+    CurvfsError,
+    EnvironmentError_,
+    FileExists_,
+    NotADirectory,
+    NotFound,
+    OutOfSpace,
+    TransportError,
+    from_os_error,
+)
 from curvfs.world import World
+from kvstore.backends.aside import Aside
 from kvstore.backends.base import (
     Backend,
     Direct,
     Found,
     Mode,
+    ObjectEntry,
     ObjectReader,
     ObjectWriter,
     alignment_of,
     settle_mode,
 )
+from kvstore.backends.opened import Opened, OpenedBlocks
 from kvstore.backends.staging import Entry, Staging
 from kvstore.engine.base import Engine, OpenFile
-from kvstore.header import ALIGNMENT_BYTES
+from kvstore.header import ALIGNMENT_BYTES, OBJECT_SUFFIX
 from kvstore.slabs import Slab
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 #: Directories remembered: all that one namespace fans out over.
 _DIRECTORIES_KEPT = 1 << 16
+#: Entries asked for at once when a directory is walked.
+_LIST_PAGE = 1000
+#: Blocks that stay open after they were read.
+_BLOCKS_KEPT = 256
 #: Marks the directory below which the rules for KV objects hold.
 _PREFIX_XATTR = "curvfs.kv"
 #: ``<parent directory id>/<name>`` of the place a file was created at: at any other place it is sealed.
@@ -41,22 +66,35 @@ class CurvineBackend(Backend):
 
     name = "curvine"
     locates = True
+    #: Each is a block stream and a descriptor while it is under way.
+    batch = 32
 
     def __init__(
-        self, world: World, engine: Engine, url: str, *, prefix: str, direct: Direct, staging_expiry_s: float
+        self,
+        world: World,
+        engine: Engine,
+        url: str,
+        *,
+        prefix: str,
+        direct: Direct,
+        staging_expiry_s: float,
+        lease_s: float,
     ) -> None:
+        self._world = world
+        self._url = url
         self._disk = world.disk
         self._engine = engine
         self._where = url.partition("?")[0]
         self._prefix = "" if prefix == "." else f"/{prefix}"
         #: Directories that we made or found; a rename into one spares asking.
         self._directories: set[str] = set()
+        self._opened = OpenedBlocks(world, count=_BLOCKS_KEPT, keep_s=lease_s)
         self._fs = SyncFileSystem.connect(url, world=world)
         try:
             self._mark_prefix()
-            self._staging = Staging(
-                world, _CurvineStaging(self._fs), f"{self._prefix}/.staging", expiry_s=staging_expiry_s
-            )
+            store = _CurvineStaging(self._fs)
+            self._staging = Staging(world, store, f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+            self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
             self._staging.open()
             try:
                 self.mode = self._probe(direct)
@@ -121,59 +159,165 @@ class CurvineBackend(Backend):
         return answers
 
     def open(self, name: str, found: Found | None = None) -> ObjectReader:
-        located = found.located if found is not None and isinstance(found.located, Located) else None
-        extents = self._fs.open_extents(self._path(name) if located is None else located, direct=self.mode.direct)
-        return _CurvineReader(self, extents)
+        reader = self.open_many([(name, found)])[0]
+        if isinstance(reader, CurvfsError):
+            raise reader
+        return reader
+
+    def open_many(self, wanted: Sequence[tuple[str, Found | None]]) -> list[ObjectReader | CurvfsError]:
+        """One turn of the client's thread, and one round trip to each worker, for those not open already."""
+        readers: list[ObjectReader | CurvfsError | None] = []
+        asked: list[str | Located] = []
+        for name, found in wanted:
+            located = found.located if found is not None and isinstance(found.located, Located) else None
+            entry = self._opened.take(_key(located)) if located is not None else None
+            readers.append(None if entry is None else _CurvineReader(self, entry))
+            if entry is None:
+                asked.append(self._path(name) if located is None else located)
+        if asked:
+            try:
+                opened = iter(self._fs.open_extents_many(asked, direct=self.mode.direct))
+            except BaseException:
+                for reader in readers:
+                    if isinstance(reader, ObjectReader):
+                        reader.close()
+                raise
+            for index, known in enumerate(readers):
+                if known is None:
+                    extents = next(opened)
+                    readers[index] = (
+                        extents if isinstance(extents, CurvfsError) else _CurvineReader(self, _entry(extents))
+                    )
+        return [reader for reader in readers if reader is not None]
+
+    def open_otherwise(self, name: str) -> ObjectReader:
+        fs = SyncFileSystem.connect(self._url, world=self._world, short_circuit=False)
+        try:
+            return _WireReader(fs, fs.open(self._path(name)))
+        except BaseException:
+            fs.close()
+            raise
 
     def create(self, name: str, size_bytes: int) -> ObjectWriter:
-        staged_name = self._staging.new_name()
-        try:
-            extent = self._create(staged_name, size_bytes)
-        except NotFound:  # swept between two signs of life
-            self._staging.open()
-            extent = self._create(staged_name, size_bytes)
-        return _CurvineWriter(self, extent, name)
+        writer = self.create_many([name], size_bytes)[0]
+        if isinstance(writer, CurvfsError):
+            raise writer
+        return writer
 
-    def _create(self, staged_name: str, size_bytes: int) -> SyncWriteExtent:
-        return self._fs.create_extent(
-            f"{self._staging.directory}/{staged_name}",
-            size_bytes,
-            direct=self.mode.direct,
-            mode=_FILE_MODE,
-            xattrs={_BORN_XATTR: f"{self._staging.directory_id}/{staged_name}".encode()},
+    def create_many(self, names: Sequence[str], size_bytes: int) -> list[ObjectWriter | CurvfsError]:
+        """One turn of the client's thread: file, block and stream of all of them side by side."""
+        staged = [self._staging.new_name() for _ in names]
+        made = self._create(staged, size_bytes)
+        if any(isinstance(extent, NotFound) for extent in made):  # swept between two signs of life
+            self._staging.open()
+            again = [index for index, extent in enumerate(made) if isinstance(extent, NotFound)]
+            for index, extent in zip(again, self._create([staged[index] for index in again], size_bytes), strict=True):
+                made[index] = extent
+        return [
+            extent if isinstance(extent, CurvfsError) else _CurvineWriter(self, extent, name)
+            for name, extent in zip(names, made, strict=True)
+        ]
+
+    def _create(self, staged: Sequence[str], size_bytes: int) -> list[WriteExtent | CurvfsError]:
+        return self._fs.run_many(
+            [
+                partial(
+                    self._fs.filesystem.create_extent,
+                    f"{self._staging.directory}/{name}",
+                    size_bytes,
+                    direct=self.mode.direct,
+                    mode=_FILE_MODE,
+                    xattrs={_BORN_XATTR: f"{self._staging.directory_id}/{name}".encode()},
+                )
+                for name in staged
+            ]
         )
 
-    def publish(self, staged: str, name: str) -> bool:
+    def publish_many(self, writers: Sequence[ObjectWriter]) -> list[bool | CurvfsError]:
+        """One turn of the client's thread: commit, directory and name of all of them side by side."""
+        return self._fs.run_many(
+            [
+                partial(writer.publish_in, self._fs.filesystem)
+                for writer in writers
+                if isinstance(writer, _CurvineWriter)
+            ]
+        )
+
+    async def name_object(self, fs: CurvineFileSystem, extent: WriteExtent, name: str) -> bool:
+        """Rename what was committed to its name; False, with the staged file gone, when that is taken."""
         target = self._path(name)
+        directory = target.rpartition("/")[0]
         try:
-            known = self._make_directory_of(target)
+            if directory not in self._directories:
+                await fs.mkdir(directory, mode=_DIRECTORY_MODE, parents=True)
+                self._remember(directory)
             try:
-                self._fs.rename(staged, target, replace=False)
-            except NotFound:
-                if not known:
-                    raise
-                self._directories.clear()  # somebody removed it
-                self._make_directory_of(target)
-                self._fs.rename(staged, target, replace=False)
+                await fs.publish(extent.status, target)
+            except (FileExists_, TransportError):
+                raise
+            except CurvfsError:
+                # Somebody removed the directory, or something stands in its place: look, make it, and say what is.
+                self._directories.clear()
+                await fs.mkdir(directory, mode=_DIRECTORY_MODE, parents=True)
+                await fs.rename(extent.path, target, replace=False)
         except FileExists_:
-            self._remove_quietly(staged)
+            await self._delete_quietly(fs, extent.path)
             return False
         except NotFound:
             # The staged file is gone. A rename that was repeated after its answer was lost has done its work.
-            if not isinstance(self.confirm([name])[0], Found):
+            if not await fs.exists(target):
                 raise
         return True
 
-    def _make_directory_of(self, target: str) -> bool:
-        """Make an object's directory; True when that was done before and is taken to hold."""
-        directory = target.rpartition("/")[0]
-        if directory in self._directories:
-            return True
-        self._fs.mkdir(directory, mode=_DIRECTORY_MODE, parents=True)
+    def _remember(self, directory: str) -> None:
         if len(self._directories) >= _DIRECTORIES_KEPT:
             self._directories.clear()
         self._directories.add(directory)
-        return False
+
+    @staticmethod
+    async def _delete_quietly(fs: CurvineFileSystem, path: str) -> None:
+        try:
+            await fs.delete(path)
+        except CurvfsError:
+            pass
+
+    def quarantine(self, name: str, identity: Hashable) -> bool:
+        return self._aside.quarantine(name, identity)
+
+    def evict(self, name: str) -> bool:
+        return self._aside.evict(name)
+
+    def empty_trash(self, *, early: bool = False) -> int:
+        return self._aside.empty(early=early)
+
+    def trash_bytes(self) -> int:
+        return self._aside.used_bytes()
+
+    def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
+        first = ""
+        if after.startswith(f"{directory}/"):
+            first = after.removeprefix(f"{directory}/").partition("/")[0]
+            if f"{directory}/{first}" != after:
+                yield from self.walk(f"{directory}/{first}", after)
+        start_after = first
+        while True:
+            try:
+                page = self._fs.list(self._path(directory), start_after=start_after, limit=_LIST_PAGE)
+            except (NotFound, NotADirectory):
+                return
+            for status in page:
+                name = f"{directory}/{status.name}"
+                if status.is_dir:
+                    yield from self.walk(name)
+                elif status.is_file and status.name.endswith(OBJECT_SUFFIX):
+                    yield ObjectEntry(name, status.length_bytes, status.mtime_ms / 1000)
+            if len(page) < _LIST_PAGE:
+                return
+            start_after = page[-1].name
+
+    def hosts(self, found: Found) -> tuple[str, ...]:
+        blocks = found.located.blocks if isinstance(found.located, Located) else ()
+        return tuple(sorted({worker.hostname for block in blocks for worker in block.workers}))
 
     def _remove_quietly(self, path: str) -> None:
         try:
@@ -192,6 +336,7 @@ class CurvineBackend(Backend):
         return self._staging.sweep()
 
     def close(self) -> None:
+        self._opened.close()
         self._staging.close()
         self._fs.close()
 
@@ -205,29 +350,66 @@ class CurvineBackend(Backend):
         return OpenFile(local.fd, path, alignment)
 
 
-class _CurvineReader(ObjectReader):
-    def __init__(self, backend: CurvineBackend, extents: SyncReadExtents) -> None:
-        self._backend = backend
-        self._extents = extents
-        self.length_bytes = extents.status.length_bytes
+def _key(located: Located) -> tuple[int, ...]:
+    return (located.status.id, located.status.length_bytes, *(block.block_id for block in located.blocks))
 
-    def read(self, view: memoryview) -> int:
+
+def _entry(extents: SyncReadExtents) -> Opened:
+    blocks = (extent.block_id for extent in extents.extents)
+    return Opened((extents.status.id, extents.status.length_bytes, *blocks), extents)
+
+
+class _CurvineReader(ObjectReader):
+    def __init__(self, backend: CurvineBackend, entry: Opened) -> None:
+        self._backend = backend
+        self._entry: Opened | None = entry
+        self._extents = entry.extents
+        self._sound = False
+        self.length_bytes = self._extents.status.length_bytes
+        self.identity = self._extents.status.id
+
+    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
+        self._sound = False
         extents = self._extents.extents
         local = extents[0] if len(extents) == 1 and isinstance(extents[0], LocalExtent) else None
         file = self._backend.local_file(local, self._extents.status.path)
         if file is None:
-            return self._extents.readinto(view, 0)
+            return self._extents.readinto(view[: max(0, self.length_bytes - offset_bytes)], offset_bytes)
         try:
-            return self._backend._engine.read(file, view)
+            count = self._backend._engine.read(file, view, offset_bytes)
         except OSError as error:
             raise from_os_error(error, doing=f"Reading {file.path}") from error
+        self._sound = True
+        return count
 
     def close(self) -> None:
-        self._extents.close()
+        """Local files that were read well stay open for a while."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._backend._opened.give_back(entry, keep=self._sound)
+
+
+class _WireReader(ObjectReader):
+    """Over the wire, through a client of its own."""
+
+    def __init__(self, fs: SyncFileSystem, reader: SyncFileReader) -> None:
+        self._fs = fs
+        self._reader = reader
+        self.length_bytes = reader.length_bytes
+        self.identity = reader.status.id
+
+    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
+        return self._reader.readinto(view[: max(0, self.length_bytes - offset_bytes)], offset_bytes)
+
+    def close(self) -> None:
+        try:
+            self._reader.close()
+        finally:
+            self._fs.close()
 
 
 class _CurvineWriter(ObjectWriter):
-    def __init__(self, backend: CurvineBackend, extent: SyncWriteExtent, name: str) -> None:
+    def __init__(self, backend: CurvineBackend, extent: WriteExtent, name: str) -> None:
         self._backend = backend
         self._extent = extent
         self._name = name
@@ -236,7 +418,7 @@ class _CurvineWriter(ObjectWriter):
     def write(self, view: memoryview) -> None:
         file = self._backend.local_file(self._extent.local, self._extent.path)
         if file is None:
-            self._extent.write(view, 0)
+            self._backend._fs.portal.run(self._extent.write, view, 0)
             return
         try:
             self._backend._engine.write(file, view)
@@ -244,15 +426,25 @@ class _CurvineWriter(ObjectWriter):
             raise from_os_error(error, doing=f"Writing {file.path}") from error
 
     def publish(self) -> bool:
-        self._extent.commit()
+        published = self._backend.publish_many([self])[0]
+        if isinstance(published, CurvfsError):
+            raise published
+        return published
+
+    async def publish_in(self, fs: CurvineFileSystem) -> bool:
+        """:meth:`publish`, in the client's thread."""
+        await self._extent.commit()
         self._committed = True
-        return self._backend.publish(self._extent.path, self._name)
+        return await self._backend.name_object(fs, self._extent, self._name)
 
     def abort(self) -> None:
         if self._committed:
             self._backend._remove_quietly(self._extent.path)
-        else:
-            self._extent.abort()
+            return
+        try:
+            self._backend._fs.portal.run(self._extent.abort)
+        except CurvfsError:
+            self._extent.close_descriptor()  # the client is closed; what was begun is left to a sweep
 
 
 class _CurvineStaging:
@@ -269,7 +461,19 @@ class _CurvineStaging:
         return self._fs.stat(path).mtime_ms / 1000
 
     def entries(self, path: str) -> list[Entry]:
-        return [Entry(status.name, status.is_dir, status.mtime_ms / 1000) for status in self._fs.list(path)]
+        return [
+            Entry(status.name, status.is_dir, status.mtime_ms / 1000, status.length_bytes)
+            for status in self._fs.list(path)
+        ]
+
+    def is_there(self, path: str) -> bool:
+        return self._fs.exists(path)
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        self._fs.rename(source, target, replace=replace)
+
+    def identity(self, path: str) -> Hashable:
+        return self._fs.stat(path).id
 
     def remove_file(self, path: str) -> None:
         try:

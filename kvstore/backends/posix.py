@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, from_os_error
 from curvfs.world import Disk, World
+from kvstore.backends.aside import Aside
 from kvstore.backends.base import (
     Backend,
     Direct,
     Found,
     Mode,
+    ObjectEntry,
     ObjectReader,
     ObjectWriter,
     alignment_of,
@@ -22,7 +24,7 @@ from kvstore.backends.base import (
 )
 from kvstore.backends.staging import Entry, Staging
 from kvstore.engine.base import Engine, OpenFile
-from kvstore.header import ALIGNMENT_BYTES
+from kvstore.header import ALIGNMENT_BYTES, OBJECT_SUFFIX
 from kvstore.slabs import Slab
 
 _DIRECTORY_MODE = 0o700
@@ -51,13 +53,23 @@ class PosixBackend(Backend):
     locates = False
 
     def __init__(
-        self, world: World, engine: Engine, directory: str, *, prefix: str, direct: Direct, staging_expiry_s: float
+        self,
+        world: World,
+        engine: Engine,
+        directory: str,
+        *,
+        prefix: str,
+        direct: Direct,
+        staging_expiry_s: float,
+        lease_s: float,
     ) -> None:
         self._disk = world.disk
         self._engine = engine
         self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
-        self._staging = Staging(world, _PosixStaging(world.disk), f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+        store = _PosixStaging(world.disk)
+        self._staging = Staging(world, store, f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+        self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
         try:
             if not stat.S_ISDIR(world.disk.stat(self._root).st_mode):
                 raise ConfigError(f"{directory} is not a directory; name one that exists.")
@@ -145,10 +157,28 @@ class PosixBackend(Backend):
         return answers
 
     def open(self, name: str, found: Found | None = None) -> ObjectReader:
-        path = self._path(name)
-        with _mapped("Opening", path):
+        try:
+            self._checked(name)
+            return self._open(self._path(name), direct=self.mode.direct)
+        except CurvfsError as error:
+            if found is None or error.errno_ != errno.ENOENT:
+                raise
+            gone = error
+        for path in self._aside.trashed(name):  # it was promised, and evicted since
+            try:
+                return self._open(path, direct=self.mode.direct)
+            except CurvfsError as error:
+                if error.errno_ != errno.ENOENT:
+                    raise
+        raise gone
+
+    def _checked(self, name: str) -> None:
+        with _mapped("Opening", self._path(name)):
             self._refuse_links(name)
-            fd = self._disk.open(path, _READ_FLAGS | (os.O_DIRECT if self.mode.direct else 0))
+
+    def _open(self, path: str, *, direct: bool) -> ObjectReader:
+        with _mapped("Opening", path):
+            fd = self._disk.open(path, _READ_FLAGS | (os.O_DIRECT if direct else 0))
             try:
                 status = self._disk.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
@@ -156,7 +186,61 @@ class PosixBackend(Backend):
             except BaseException:
                 self._disk.close(fd)
                 raise
-        return _PosixReader(self._disk, self._engine, OpenFile(fd, path, self.mode.alignment_bytes), status.st_size)
+        file = OpenFile(fd, path, self.mode.alignment_bytes if direct else 1)
+        return _PosixReader(self._disk, self._engine, file, status)
+
+    def open_otherwise(self, name: str) -> ObjectReader:
+        self._checked(name)
+        try:
+            return self._open(self._path(name), direct=not self.mode.direct)
+        except CurvfsError as error:
+            if error.errno_ != errno.EINVAL or self.mode.direct:
+                raise
+        return self._open(self._path(name), direct=False)
+
+    def quarantine(self, name: str, identity: Hashable) -> bool:
+        return self._aside.quarantine(name, identity)
+
+    def evict(self, name: str) -> bool:
+        try:
+            self._checked(name)
+        except CurvfsError as error:
+            if error.errno_ == errno.ENOENT:
+                return False
+            raise
+        return self._aside.evict(name)
+
+    def empty_trash(self, *, early: bool = False) -> int:
+        return self._aside.empty(early=early)
+
+    def trash_bytes(self) -> int:
+        return self._aside.used_bytes()
+
+    def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
+        path = self._path(directory)
+        try:
+            names = sorted(self._disk.listdir(path))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise from_os_error(error, doing=f"Listing {path}") from error
+        for entry in names:
+            name = f"{directory}/{entry}"
+            if name <= after and not after.startswith(f"{name}/"):
+                continue
+            try:
+                status = self._disk.stat(f"{path}/{entry}", follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise from_os_error(error, doing=f"Looking at {path}/{entry}") from error
+            if stat.S_ISDIR(status.st_mode):
+                yield from self.walk(name, after)
+            elif stat.S_ISREG(status.st_mode) and entry.endswith(OBJECT_SUFFIX):
+                yield ObjectEntry(name, status.st_size, status.st_mtime)
+
+    def hosts(self, found: Found) -> tuple[str, ...]:
+        return ()
 
     def create(self, name: str, size_bytes: int) -> ObjectWriter:
         flags = _STAGE_FLAGS | (os.O_DIRECT if self.mode.direct else 0)
@@ -200,13 +284,14 @@ class PosixBackend(Backend):
 
 
 class _PosixReader(ObjectReader):
-    def __init__(self, disk: Disk, engine: Engine, file: OpenFile, length_bytes: int) -> None:
+    def __init__(self, disk: Disk, engine: Engine, file: OpenFile, status: os.stat_result) -> None:
         self._disk, self._engine, self._file = disk, engine, file
-        self.length_bytes = length_bytes
+        self.length_bytes = status.st_size
+        self.identity = _identity(status)
 
-    def read(self, view: memoryview) -> int:
+    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
         with _mapped("Reading", self._file.path):
-            return self._engine.read(self._file, view)
+            return self._engine.read(self._file, view, offset_bytes)
 
     def close(self) -> None:
         self._disk.close(self._file.fd)
@@ -246,6 +331,10 @@ class _PosixWriter(ObjectWriter):
             _remove_quietly(self._disk, self._file.path)
 
 
+def _identity(status: os.stat_result) -> Hashable:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 def _remove_quietly(disk: Disk, path: str) -> None:
     try:
         disk.unlink(path)
@@ -282,8 +371,23 @@ class _PosixStaging:
                     status = self._disk.stat(f"{path}/{name}", follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                found.append(Entry(name, stat.S_ISDIR(status.st_mode), float(status.st_mtime)))
+                found.append(Entry(name, stat.S_ISDIR(status.st_mode), float(status.st_mtime), int(status.st_size)))
         return found
+
+    def is_there(self, path: str) -> bool:
+        with _mapped("Looking for", path):
+            return self._disk.exists(path)
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        with _mapped("Moving", source):
+            if replace:
+                self._disk.rename(source, target)
+            else:
+                self._disk.rename_noreplace(source, target)
+
+    def identity(self, path: str) -> Hashable:
+        with _mapped("Looking at", path):
+            return _identity(self._disk.stat(path, follow_symlinks=False))
 
     def remove_file(self, path: str) -> None:
         with _mapped("Removing", path):

@@ -9,6 +9,7 @@ dead, or that has nothing under way. A live process whose directory went simply 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,7 @@ class Entry:
     name: str
     is_directory: bool
     mtime_s: float
+    length_bytes: int = 0
 
 
 class StagingStore(Protocol):
@@ -45,6 +47,16 @@ class StagingStore(Protocol):
 
     def remove_directory(self, path: str) -> None: ...
 
+    def is_there(self, path: str) -> bool: ...
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        """Rename a file; without ``replace`` the target's name must be free (EEXIST)."""
+        ...
+
+    def identity(self, path: str) -> Hashable:
+        """What tells this file from any other; the same before and after a move."""
+        ...
+
 
 class Staging:
     """Our staging directory and everybody's. Callable from any thread."""
@@ -59,6 +71,7 @@ class Staging:
         self._lock = world.threads.lock()
         self._numbers = itertools.count()
         self._beaten_s: float | None = None
+        self._touched_s = 0.0
         self.directory = f"{root}/{world.random.uuid()}"
         self.directory_id = ""
 
@@ -70,9 +83,15 @@ class Staging:
 
     def _beat(self) -> float:
         now_s = self._clock.monotonic_s()
-        touched_s = self._store.touch(f"{self.directory}/{HEARTBEAT_NAME}")
+        self._touched_s = self._store.touch(f"{self.directory}/{HEARTBEAT_NAME}")
         self._beaten_s = now_s
-        return touched_s
+        return self._touched_s
+
+    def now_s(self) -> float:
+        """The store's own time: that of the last sign of life, and what has passed since."""
+        with self._lock:
+            since_s = self._clock.monotonic_s() - (self._beaten_s or 0.0)
+            return self._touched_s + since_s
 
     def new_name(self) -> str:
         """A name in our directory that was never used, after a sign of life where one is due."""

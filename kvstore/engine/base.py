@@ -32,8 +32,8 @@ class Engine(abc.ABC):
         """Queue a job, which reports its own outcome. Raises CurvfsError once the engine is closed."""
 
     @abc.abstractmethod
-    def read(self, file: OpenFile, view: memoryview) -> int:
-        """Fill ``view`` from the start of the file, going on after short reads and interruptions; the bytes read, less
+    def read(self, file: OpenFile, view: memoryview, offset_bytes: int = 0) -> int:
+        """Fill ``view`` from an offset in the file, going on after short reads and interruptions; the bytes read, less
         than asked only at the end of the file."""
 
     @abc.abstractmethod

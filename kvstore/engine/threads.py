@@ -24,11 +24,11 @@ class ThreadsEngine(Engine):
     def submit(self, job: Callable[[], None]) -> None:
         self._pool.submit(job)
 
-    def read(self, file: OpenFile, view: memoryview) -> int:
+    def read(self, file: OpenFile, view: memoryview, offset_bytes: int = 0) -> int:
         done = fruitless = 0
         while done < len(view):
             try:
-                count = self._disk.preadv(file.fd, [view[done:]], done)
+                count = self._disk.preadv(file.fd, [view[done:]], offset_bytes + done)
             except (InterruptedError, BlockingIOError):
                 count = None
             if count == 0:

@@ -59,7 +59,13 @@ class Place:
         raise NotImplementedError
 
     def objects(self) -> list[str]:
-        return [name for name in self.names() if name.endswith(".safetensors") and not name.startswith(".staging")]
+        return [name for name in self.names() if name.endswith(".safetensors") and not name.startswith(".")]
+
+    def trashed(self) -> list[str]:
+        return [name for name in self.names() if name.startswith(".trash/") and not name.endswith("/")]
+
+    def quarantined(self) -> list[str]:
+        return [name for name in self.names() if name.startswith(".quarantine/") and not name.endswith("/")]
 
     def staged(self) -> list[str]:
         """Staged files, without signs of life."""

@@ -11,7 +11,7 @@ import pytest
 
 from curvfs.errors import ConfigError, UsageError
 from kvstore import Geometry, KVStore, Miss, PageKey
-from tests.t3_kvstore.places import Place, empty, pages, untouched
+from tests.t3_kvstore.places import Namespace, Place, empty, pages, untouched
 
 PAGE = Geometry.attention(layers=2, kv_heads=2, head_dim=64, dtype="float16", page_tokens=16)
 
@@ -315,15 +315,91 @@ def test_damage_of_every_kind_is_a_counted_miss(place: Place) -> None:
     kinds = {"length": 3, "sum": 45, "metadata": 120, "table": len(whole[:header].rstrip()) - 5, "spaces": header - 1}
     kinds |= {"tensor": header, "padding": header + 300, "second": header + 4096, "tail": len(whole) - 1}
     for count, place_in_file in enumerate(kinds.values(), 1):
+        file = place.block_file(store, keys[0])
+        whole = file.read_bytes()
         file.write_bytes(whole[:place_in_file] + bytes([whole[place_in_file] ^ 1]) + whole[place_in_file + 1 :])
         got = empty(page, 1)
         assert not store.get(keys, got).result()[0]
         assert untouched(got)
         assert sum(store.stats().get_misses.values()) == count
-    file.write_bytes(whole)
+        if store.stats().get_misses == {"damaged": count}:
+            assert store.stats().quarantined == count
+            assert len(place.quarantined()) == count
+            assert store.exists(keys) == [False]
+        store.delete(keys)
+        assert store.put(keys, content).result() == [page.size_bytes]
+    assert store.stats().get_misses["damaged"] > 6
     got = empty(page, 1)
     assert store.get(keys, got).result() == [page.size_bytes]
     assert got == content
+
+
+def test_an_object_that_a_put_finds_damaged_makes_room(place: Place) -> None:
+    store = place.open(PAGE)
+    keys, content = stored(store, 1)
+    if isinstance(place, Namespace):
+        target = f"/kv/{store.object_name(keys[0])}"
+        place.fs.delete(target)
+        with place.fs.create(target) as writer:
+            writer.write(b"no object")
+    else:
+        place.block_file(store, keys[0]).write_bytes(b"no object")
+    assert store.lookup(keys).pages == 0
+    assert store.put(keys, content).result() == [PAGE.size_bytes]
+    assert store.stats().quarantined == 1
+    got = empty(PAGE, 1)
+    assert store.get(keys, got).result() == [PAGE.size_bytes]
+    assert got == content
+
+
+def test_quarantine_puts_back_what_was_not_read(place: Place) -> None:
+    store = place.open(PAGE)
+    keys, content = stored(store, 1)
+    name = store.object_name(keys[0])
+    assert not store._backend.quarantine(name, "another")
+    assert not store._backend.quarantine("no/such/object.safetensors", "another")
+    assert place.objects() == [name]
+    assert place.quarantined() == []
+    got = empty(PAGE, 1)
+    assert store.get(keys, got).result() == [PAGE.size_bytes]
+    assert got == content
+
+
+def test_what_was_promised_is_delivered_although_somebody_evicts_it(place: Place) -> None:
+    store, evictor = place.open(PAGE), place.open(PAGE)
+    keys, content = stored(store, 12)
+    hit = store.lookup(keys)
+    assert hit.pages == 12
+    assert evictor.evict(keys) == [True] * 12
+    assert evictor.evict(keys) == [False] * 12
+    assert place.objects() == []
+    assert evictor.lookup(keys).pages == 0
+    assert store.lookup(keys).pages == 12  # less than a lease ago
+    got = empty(PAGE, 12)
+    assert store.get(keys, got, lookup=hit).result() == [PAGE.size_bytes] * 12
+    assert got == content
+    assert evictor.sweep() == 0
+    assert store.get(keys, empty(PAGE, 12), lookup=hit).result() == [PAGE.size_bytes] * 12
+    assert store.get(keys, empty(PAGE, 12)).result() == [Miss.ABSENT] * 12
+    assert store.lookup(keys).pages == 0
+    assert store.put(keys, content).result() == [PAGE.size_bytes] * 12
+    assert evictor.evict(keys[:1]) == [True]
+    assert len(place.trashed()) == 12  # the second of its name took the place of the first
+
+
+def test_a_page_that_goes_after_the_lookup_is_a_miss_once(place: Place) -> None:
+    store, other = place.open(PAGE), place.open(PAGE)
+    keys, content = stored(store, 10)
+    hit = store.lookup(keys)
+    assert other.delete([keys[4]]) == [True]
+    results = store.get(keys, empty(PAGE, 10), lookup=hit).result()
+    missed = [index for index, result in enumerate(results) if not result]
+    if not missed:  # a worker keeps a block until the master's word reaches it
+        assert store.get(keys, empty(PAGE, 10)).result()[4] is Miss.ABSENT
+    assert missed in ([4], [])
+    assert store.lookup(keys).pages == 4
+    assert store.put([keys[4]], [content[4]]).result() == [PAGE.size_bytes]
+    assert store.lookup(keys).pages == 10
 
 
 def test_pages_of_other_tokens_under_an_equal_key_are_a_miss(place: Place) -> None:
@@ -348,17 +424,18 @@ def test_an_object_under_a_wrong_name_is_a_miss(place: Place) -> None:
 def test_cut_objects_are_misses_and_their_neighbours_are_not(place: Place) -> None:
     store = place.open(PAGE)
     keys, content = stored(store, 10)
-    file = place.block_file(store, keys[5])
-    whole = file.read_bytes()
-    for length in (0, len(whole) // 2, len(whole) - 1, 4096):
+    for length in (0, 1 << 13, -1, 4096):
+        file = place.block_file(store, keys[5])
+        whole = file.read_bytes()
         with file.open("r+b") as opened:
-            opened.truncate(length)
+            opened.truncate(length % len(whole))
         got = empty(PAGE, 10)
         results = store.get(keys, got).result()
         assert [bool(result) for result in results] == [index != 5 for index in range(10)]
         assert untouched([got[5]])
         assert got[:5] + got[6:] == content[:5] + content[6:]
-        file.write_bytes(whole)
+        store.delete([keys[5]])
+        assert store.put([keys[5]], [content[5]]).result() == [PAGE.size_bytes]
 
 
 def test_the_same_settings_are_checked_everywhere(place: Place) -> None:
@@ -367,6 +444,7 @@ def test_the_same_settings_are_checked_everywhere(place: Place) -> None:
         {"max_queued": 0},
         {"timeout_s": 0},
         {"staging_expiry_s": -1},
+        {"lease_s": 0},
         {"direct": "maybe"},
         {"prefix": "../x"},
         {"prefix": ""},

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvstore
 from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, TransportError
 from curvfs.world import RealDisk, World
-from kvstore import Geometry, Identity, Miss
+from kvstore import Geometry, Identity, KVStore, Miss
+from kvstore.backends.curvine import CurvineBackend
 from tests.t3_kvstore.places import WORKER_HOSTNAME, Namespace, empty, pages, serving
 
 PAGE = Geometry.attention(layers=2, kv_heads=2, head_dim=64, dtype="float16", page_tokens=16)
@@ -140,3 +143,56 @@ def test_a_file_that_is_no_directory_is_said(near: Namespace) -> None:
     near.fs.create("/kv", parents=True).close()
     with pytest.raises(CurvfsError, match="directory"):
         near.open(PAGE)
+
+
+def turns(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes every turn of the client's thread from now on."""
+    backend = store._backend
+    assert isinstance(backend, CurvineBackend)
+    taken: list[str] = []
+    run = backend._fs.portal.run
+
+    def counted(function: Any, *args: Any, **settings: Any) -> Any:
+        name = repr(function)
+        if "_many" in name:  # what a sweep does meanwhile does not count
+            taken.append(name)
+        return run(function, *args, **settings)
+
+    monkeypatch.setattr(backend._fs.portal, "run", counted)
+    return taken
+
+
+def test_many_pages_take_few_turns_and_calls(near: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = near.open(PAGE)
+    backend = store._backend
+    assert isinstance(backend, CurvineBackend)
+    keys, content, got = store.keys(range(16 * 64)), pages(PAGE, 64), empty(PAGE, 64)
+    taken = turns(store, monkeypatch)
+    before = backend._fs.stats()["master_calls"]
+    assert all(store.put(keys, content).result())
+    assert len(taken) <= 5  # asked once; two batches created and published
+    assert backend._fs.stats()["master_calls"] - before <= 64 * 6 + 16
+    taken.clear()
+    before = backend._fs.stats()["master_calls"]
+    hit = store.lookup(keys)
+    assert all(store.get(keys, got, lookup=hit).result())
+    assert got == content
+    assert backend._fs.stats()["master_calls"] - before <= 64 + 16
+    assert len(taken) <= 2 + 2  # two rounds of asking, two batches opened
+    taken.clear()
+    assert store.lookup(keys).pages == 64
+    assert all(store.get(keys, got, lookup=hit).result())
+    assert taken == []  # known, and still open
+
+
+def test_blocks_stay_open_only_so_long(near: Namespace) -> None:
+    store = near.open(PAGE, lease_s=0.2)
+    keys, content, got = store.keys(range(16 * 300)), pages(PAGE, 300), empty(PAGE, 300)
+    assert all(store.put(keys, content).result())
+    before = len(os.listdir("/proc/self/fd"))
+    assert all(store.get(keys, got).result())
+    assert 200 <= len(os.listdir("/proc/self/fd")) - before <= 300
+    time.sleep(0.3)
+    assert all(store.get(keys[:2], got[:2]).result())
+    assert len(os.listdir("/proc/self/fd")) - before <= 60
+    assert got == content

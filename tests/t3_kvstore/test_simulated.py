@@ -191,3 +191,50 @@ def test_rot_on_the_medium_is_seen() -> None:
     for seed in range(60):
         world = fresh(seed)
         assert play(world, world.disk.rot) == [False, True, True, True]
+
+
+def test_the_trash_is_kept_as_long_as_somebody_may_have_been_promised_it() -> None:
+    world = fresh(4)
+    with opened(world) as store:
+        keys = store.keys(range(4 * COUNT))
+        store.put(keys, CONTENT).result()
+        hit = store.lookup(keys)
+        evictor = opened(world.sibling())
+        assert evictor.evict(keys) == [True] * COUNT
+        for _ in range(6):
+            evictor.sweep()
+            got = empty(PAGE, COUNT)
+            assert all(store.get(keys, got, lookup=hit).result())
+            assert got == CONTENT
+            world.clock.block(10)
+        world.clock.block(70)
+        evictor.sweep()
+        assert store.get(keys, empty(PAGE, COUNT), lookup=hit).result() == [Miss.ABSENT] * COUNT
+        assert world.disk.listdir("/pool/kv/.trash") == []
+        evictor.close()
+
+
+def test_killed_while_evicting_it_leaves_whole_objects_or_none() -> None:
+    def play(world: SimWorld) -> None:
+        with opened(world) as store:
+            store.evict(store.keys(range(4 * COUNT)))
+            world.clock.block(200)
+            store.sweep()
+
+    calls = 0
+    for call in range(1, 200):
+        world = fresh(call)
+        put_all(world)
+        evictor = world.sibling()
+        evictor.kill_at(call)
+        try:
+            play(evictor)
+        except ProcessKilled:
+            calls += 1
+        else:
+            break
+        with opened(world.sibling()) as store:
+            there = whole_or_nothing(store, {Miss.ABSENT})
+            assert store.exists(store.keys(range(4 * COUNT))) == there
+            assert all(store.put(store.keys(range(4 * COUNT)), CONTENT).result())
+    assert calls > 40

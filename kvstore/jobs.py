@@ -1,0 +1,246 @@
+"""Pages on their way through the I/O threads: asked for, opened and published in batches, moved one by one.
+
+::
+
+    put:  ask for all ─> create a batch ─> write each in its own job ─> the last one publishes the batch
+    get:  ask for all ─> open a batch   ─> read each in its own job
+
+Where a back end gains nothing by batches (:attr:`Backend.batch` is 1) every page is a batch of its own, and one job
+does all of it. Whatever happens, every page gets a result.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from curvfs.errors import CurvfsError
+from curvfs.world import World
+from kvstore.backends.base import Backend, Found
+from kvstore.engine.base import Engine
+from kvstore.pageio import Page, PageIO
+from kvstore.results import Miss, Result, miss_of
+from kvstore.stats import Counters
+
+logger = logging.getLogger("kvstore")
+
+
+class _Batch:
+    """Pages that are written on their own and published together."""
+
+    def __init__(self, world: World, pages: list[Page]) -> None:
+        self._lock = world.threads.lock()
+        self._left = len(pages)
+        self.written: list[Page] = []
+
+    def arrived(self, page: Page, *, written: bool) -> bool:
+        """One more is done with; True for the last one."""
+        with self._lock:
+            if written:
+                self.written.append(page)
+            self._left -= 1
+            return self._left == 0
+
+
+class Jobs:
+    """What a store has under way. Callable from any thread."""
+
+    def __init__(
+        self, world: World, backend: Backend, engine: Engine, pages: PageIO, counters: Counters, *, max_queued: int
+    ) -> None:
+        self._world = world
+        self._backend = backend
+        self._engine = engine
+        self._pages = pages
+        self._counters = counters
+        self._max_queued = max_queued
+        self._lock = world.threads.lock()
+        self.in_flight = 0
+        self.closed = False
+
+    def admit(self, count: int) -> int:
+        """Book in as many of ``count`` pages as there is room for; each is settled once."""
+        with self._lock:
+            admitted = min(max(0, self._max_queued - self.in_flight), count)
+            self.in_flight += admitted
+            return admitted
+
+    def put(self, pages: list[Page]) -> None:
+        """Store pages that were booked in."""
+        self._start(self._plan_puts, pages)
+
+    def get(self, pages: list[Page]) -> None:
+        """Load pages that were booked in; those that are known are not asked for."""
+        known = [page for page in pages if page.found is not None or not self._backend.locates]
+        for batch in self._batches(known):
+            self._start(self._open, batch)
+        self._start(self._plan_gets, [page for page in pages if page.found is None and self._backend.locates])
+
+    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+        """What the backend says about all names; a failure stands in every place."""
+        try:
+            return self._backend.confirm(names)
+        except CurvfsError as error:
+            return [error] * len(names)
+        except Exception as error:
+            logger.exception("kvstore failed to ask for %d objects.", len(names))
+            return [CurvfsError(f"Asking for objects failed: {error!r}")] * len(names)
+
+    # ------------------------------------------------------------------------------------------------------ common
+
+    def _batches(self, pages: list[Page]) -> Iterator[list[Page]]:
+        for start in range(0, len(pages), self._backend.batch):
+            yield pages[start : start + self._backend.batch]
+
+    def _start(self, function: Callable[[list[Page]], None], pages: list[Page]) -> None:
+        """Let an I/O thread do it."""
+        if not pages:
+            return
+        try:
+            self._engine.submit(functools.partial(self._run, function, pages))
+        except CurvfsError:  # closed meanwhile
+            self._settle_all(pages, Miss.CANCELLED)
+
+    def _run(self, function: Callable[[list[Page]], None], pages: list[Page]) -> None:
+        if self.closed:
+            self._settle_all(pages, Miss.CANCELLED)
+            return
+        try:
+            function(pages)
+        except Exception as error:
+            logger.exception("kvstore failed on %d pages.", len(pages))
+            self._settle_all(pages, Miss.IO, CurvfsError(f"Moving {len(pages)} pages failed: {error!r}"))
+
+    def _settle_all(self, pages: Sequence[Page], result: Miss, error: CurvfsError | None = None) -> None:
+        for page in pages:
+            self._settle(page, result, error)
+
+    def _settle(self, page: Page, result: Result | None, error: CurvfsError | None = None) -> None:
+        """Book a page out, once. ``None``: its transfer was given up and has settled it."""
+        with self._lock:
+            if page.settled:
+                return
+            page.settled = True
+            self.in_flight -= 1
+        page.plan.drop()
+        if result is not None:
+            page.transfer.settle(page.index, result, error)
+
+    def _guarded(self, page: Page, function: Callable[[Page], Result | None]) -> Result | None:
+        """A page's result; settles it and answers None when there is nothing to go on with."""
+        try:
+            if self.closed:
+                self._settle(page, Miss.CANCELLED)
+            elif page.transfer.left_s() <= 0:
+                self._settle(page, Miss.DEADLINE)
+            else:
+                result = function(page)
+                if result is None:
+                    self._settle(page, None)
+                return result
+        except CurvfsError as error:
+            self._settle(page, miss_of(error, storing=page.storing), error)
+        except Exception as error:
+            logger.exception("kvstore failed on %s.", page.name)
+            self._settle(page, Miss.IO, CurvfsError(f"{page.name}: {error!r}"))
+        return None
+
+    # -------------------------------------------------------------------------------------------------------- puts
+
+    def _plan_puts(self, pages: list[Page]) -> None:
+        """Ask for all of them in one round, store those that are not there."""
+        new = []
+        for page, answer in zip(pages, self.confirm([page.name for page in pages]), strict=True):
+            try:
+                there = self._pages.taken(page, answer)
+            except CurvfsError as error:
+                self._settle(page, miss_of(error), error)
+                continue
+            if there:
+                self._counters.existed()
+                self._settle(page, self._pages.page_bytes)
+            else:
+                new.append(page)
+        batches = list(self._batches(new))
+        if len(batches) == 1:
+            self._run(self._create, batches[0])
+        else:
+            for batch in batches:
+                self._start(self._create, batch)
+
+    def _create(self, pages: list[Page]) -> None:
+        """Stage a batch, and write each page in a job of its own."""
+        batch = _Batch(self._world, pages)
+        if len(pages) > 1:
+            self._pages.create(pages)
+        for page in pages[1:]:
+            try:
+                self._engine.submit(functools.partial(self._write, batch, page))
+            except CurvfsError:  # closed meanwhile
+                self._write(batch, page)
+        self._write(batch, pages[0])
+
+    def _write(self, batch: _Batch, page: Page) -> None:
+        written = self._guarded(page, self._pages.write) is not None
+        if not written:
+            self._abort(page)
+        if batch.arrived(page, written=written) and batch.written:
+            self._publish(batch.written)
+
+    def _publish(self, pages: list[Page]) -> None:
+        answers = self._pages.publish(pages)
+        for page, answer in zip(pages, answers, strict=True):
+            if isinstance(answer, CurvfsError):
+                self._abort(page)
+                self._settle(page, miss_of(answer, storing=True), answer)
+                continue
+            try:
+                if not answer:  # somebody else was first: with the same bytes, if it is an object of this kind
+                    self._pages.taken(page, self.confirm([page.name])[0])
+                self._settle(page, self._pages.page_bytes)
+            except CurvfsError as error:
+                self._settle(page, miss_of(error, storing=True), error)
+
+    @staticmethod
+    def _abort(page: Page) -> None:
+        writer, page.writer = page.writer, None
+        if writer is not None:
+            writer.abort()
+
+    # -------------------------------------------------------------------------------------------------------- gets
+
+    def _plan_gets(self, pages: list[Page]) -> None:
+        """Ask where all of them are in one round, load those that are there."""
+        there = []
+        for page, answer in zip(pages, self.confirm([page.name for page in pages]), strict=True):
+            if answer is None:
+                self._settle(page, Miss.ABSENT)
+            elif isinstance(answer, CurvfsError):
+                self._settle(page, miss_of(answer), answer)
+            else:
+                page.found = answer
+                there.append(page)
+        for batch in self._batches(there):
+            self._start(self._open, batch)
+
+    def _open(self, pages: list[Page]) -> None:
+        """Open a batch, and read each page in a job of its own."""
+        if len(pages) > 1:
+            self._pages.open(pages)
+        for page in pages[1:]:
+            try:
+                self._engine.submit(functools.partial(self._read, page))
+            except CurvfsError:  # closed meanwhile
+                self._read(page)
+        self._read(pages[0])
+
+    def _read(self, page: Page) -> None:
+        try:
+            result = self._guarded(page, self._pages.load)
+        finally:
+            reader, page.reader = page.reader, None
+            if reader is not None:
+                reader.close()
+        if result is not None:
+            self._settle(page, result)

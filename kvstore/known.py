@@ -1,0 +1,53 @@
+"""Objects that a lookup found less than a lease ago: it need not ask for them again, because whoever evicts meanwhile
+keeps them readable that long. Never trusted by a put, nor by a get that no lookup stands behind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from curvfs.errors import CurvfsError
+from curvfs.world import World
+from kvstore.backends.base import Found
+
+Answer = Found | CurvfsError | None
+Ask = Callable[[Sequence[str]], list[Answer]]
+
+#: About a kilobyte each.
+_KEPT = 1 << 14
+
+
+class KnownPages:
+    """Name -> what was found there, and when. Callable from any thread."""
+
+    def __init__(self, world: World, *, lease_s: float) -> None:
+        self._clock = world.clock
+        self._lock = world.threads.lock()
+        self._lease_s = lease_s
+        self._found: OrderedDict[str, tuple[float, Found]] = OrderedDict()
+
+    def confirm(self, names: Sequence[str], ask: Ask) -> list[Answer]:
+        """What is there under each name: as found less than a lease ago, else as asked for now."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            entries = [self._found.get(name) for name in names]
+        fresh = now_s - self._lease_s
+        answers: list[Answer] = [None if entry is None or entry[0] <= fresh else entry[1] for entry in entries]
+        unknown = [index for index, answer in enumerate(answers) if answer is None]
+        if not unknown:
+            return answers
+        asked = ask([names[index] for index in unknown])
+        with self._lock:
+            for index, answer in zip(unknown, asked, strict=True):
+                answers[index] = answer
+                if isinstance(answer, Found) and answer.length_bytes > 0:
+                    self._found[names[index]] = (now_s, answer)
+                    self._found.move_to_end(names[index])
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return answers
+
+    def forget(self, name: str) -> None:
+        """It turned out not to be there, or was taken away."""
+        with self._lock:
+            self._found.pop(name, None)
