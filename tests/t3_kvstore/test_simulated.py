@@ -199,15 +199,16 @@ def test_the_trash_is_kept_as_long_as_somebody_may_have_been_promised_it() -> No
         keys = store.keys(range(4 * COUNT))
         store.put(keys, CONTENT).result()
         hit = store.lookup(keys)
-        evictor = opened(world.sibling())
+        other = world.sibling()
+        evictor = opened(other)
         assert evictor.evict(keys) == [True] * COUNT
         for _ in range(6):
             evictor.sweep()
             got = empty(PAGE, COUNT)
             assert all(store.get(keys, got, lookup=hit).result())
             assert got == CONTENT
-            world.clock.block(10)
-        world.clock.block(70)
+            other.clock.block(10)
+        other.clock.block(70)
         evictor.sweep()
         assert store.get(keys, empty(PAGE, COUNT), lookup=hit).result() == [Miss.ABSENT] * COUNT
         assert world.disk.listdir("/pool/kv/.trash") == []
