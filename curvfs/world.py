@@ -474,9 +474,10 @@ class Disk(abc.ABC):
         finally:
             self.close(fd)
 
-    def write_file(self, path: str, content: bytes, mode: int = 0o600) -> None:
+    def write_file(self, path: str, content: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
         """Replace a small file atomically: a reader, and whoever comes after our death, sees the old or the new one
-        whole. Not synced: after a power cut it may be torn."""
+        whole. After a power cut it may be torn, unless it was written ``durable``: then it is the old or the new one
+        whole, and once this has returned the new one."""
         for attempt in itertools.count():
             staging = f"{path}.{attempt}.tmp"  # nobody else's: two writers of one path must not share it
             try:
@@ -487,6 +488,8 @@ class Disk(abc.ABC):
         try:
             try:
                 self.pwrite_full(fd, content, 0)
+                if durable:
+                    self.fdatasync(fd)
             finally:
                 self.close(fd)
             self.rename(staging, path)
@@ -494,6 +497,16 @@ class Disk(abc.ABC):
             with contextlib.suppress(OSError):
                 self.unlink(staging)
             raise
+        if durable:
+            self.sync_names(os.path.dirname(path) or ".")
+
+    def sync_names(self, directory: str) -> None:
+        """Make what was created, renamed and removed in a directory durable."""
+        fd = self.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.fsync(fd)
+        finally:
+            self.close(fd)
 
 
 class _StatxBuffer(ctypes.Structure):

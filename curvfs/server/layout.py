@@ -79,7 +79,8 @@ class Layout:
                 zlib.crc32(storage_id.encode()),
                 world.clock.time_ms(),
             )
-            world.disk.write_file(self.version_file, version.toml().encode())
+            # Durable: the metadata refers to the worker's id.
+            world.disk.write_file(self.version_file, version.toml().encode(), durable=True)
         return self._read_version(world.disk)
 
     def _read_version(self, disk: Disk) -> StorageVersion:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from curvfs.simcore import ProcessKilled
 from curvfs.simfs import SECTOR_BYTES
 from curvfs.simworld import SimWorld, simulated_world
 
@@ -32,12 +33,6 @@ def write(world: SimWorld, path: str, content: bytes, *, offset_bytes: int = 0, 
     world.disk.close(fd)
 
 
-def sync_directory(world: SimWorld, path: str) -> None:
-    fd = world.disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    world.disk.fsync(fd)
-    world.disk.close(fd)
-
-
 def after_each_seed(play: Callable[[SimWorld], None]) -> list[SimWorld]:
     """The world after the same doings and a power cut, once per seed."""
     worlds = []
@@ -52,8 +47,8 @@ def test_what_was_synced_with_its_name_is_there() -> None:
     def play(world: SimWorld) -> None:
         world.disk.mkdir("/d")
         write(world, "/d/f", b"x" * 10_000, sync=True)
-        sync_directory(world, "/d")
-        sync_directory(world, "/")
+        world.disk.sync_names("/d")
+        world.disk.sync_names("/")
 
     for world in after_each_seed(play):
         assert world.disk.read_file("/d/f") == b"x" * 10_000
@@ -70,7 +65,7 @@ def test_a_file_below_a_directory_that_is_not_durable_is_gone_with_it() -> None:
     def play(world: SimWorld) -> None:
         world.disk.mkdir("/d")
         write(world, "/d/f", b"x", sync=True)
-        sync_directory(world, "/d")
+        world.disk.sync_names("/d")
 
     outcomes = Counter(world.disk.exists("/d/f") for world in after_each_seed(play))
     assert outcomes[True] and outcomes[False]
@@ -79,7 +74,7 @@ def test_a_file_below_a_directory_that_is_not_durable_is_gone_with_it() -> None:
 def test_unsynced_data_is_kept_sector_by_sector() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"o" * 8 * SECTOR_BYTES, sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         write(world, "/f", b"n" * 8 * SECTOR_BYTES)
 
     kept: Counter[int] = Counter()
@@ -95,7 +90,7 @@ def test_unsynced_data_is_kept_sector_by_sector() -> None:
 def test_an_unsynced_length_may_come_without_its_data() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"", sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         write(world, "/f", b"n" * 3 * SECTOR_BYTES)
 
     contents = [world.disk.read_file("/f") for world in after_each_seed(play)]
@@ -107,7 +102,7 @@ def test_an_unsynced_length_may_come_without_its_data() -> None:
 def test_a_rename_over_a_file_that_was_not_synced_may_lose_both() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"old", sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         write(world, "/f.tmp", b"new")
         world.disk.rename("/f.tmp", "/f")
 
@@ -118,7 +113,7 @@ def test_a_rename_over_a_file_that_was_not_synced_may_lose_both() -> None:
 def test_a_rename_of_a_synced_file_gives_old_or_new() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"old", sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         write(world, "/f.tmp", b"new", sync=True)
         world.disk.rename("/f.tmp", "/f")
 
@@ -143,10 +138,10 @@ def test_a_rename_across_directories_is_one_event() -> None:
     def play(world: SimWorld) -> None:
         for name in ("/a", "/b"):
             world.disk.mkdir(name)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         for index in range(4):
             write(world, f"/a/{index}", b"x", sync=True)
-        sync_directory(world, "/a")
+        world.disk.sync_names("/a")
         for index in range(4):
             world.disk.rename(f"/a/{index}", f"/b/{index}")
 
@@ -165,8 +160,8 @@ def test_syncing_one_side_of_a_rename_syncs_the_other() -> None:
             world.disk.mkdir(name)
         write(world, "/a/f", b"x", sync=True)
         world.disk.rename("/a/f", "/b/f")
-        sync_directory(world, "/b")
-        sync_directory(world, "/")
+        world.disk.sync_names("/b")
+        world.disk.sync_names("/")
 
     for world in after_each_seed(play):
         assert (world.disk.listdir("/a"), world.disk.listdir("/b")) == ([], ["f"])
@@ -175,7 +170,7 @@ def test_syncing_one_side_of_a_rename_syncs_the_other() -> None:
 def test_a_failed_sync_loses_the_data_and_the_next_one_says_nothing() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"old", sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         fd = world.disk.open("/f", os.O_WRONLY)
         world.disk.pwritev(fd, [b"new"], 0)
         world.faults.plan("fdatasync", errno.EIO)
@@ -191,10 +186,29 @@ def test_a_failed_sync_loses_the_data_and_the_next_one_says_nothing() -> None:
     assert {world.disk.read_file("/f") for world in after_each_seed(play)} == {b"old"}
 
 
+def test_a_durable_write_file_is_old_or_new_at_any_moment() -> None:
+    def play(world: SimWorld) -> None:
+        world.disk.write_file("/f", b"old", durable=True)
+        world.disk.write_file("/f", b"new", durable=True)
+
+    assert {world.disk.read_file("/f") for world in after_each_seed(play)} == {b"new"}
+    found = set()
+    for seed in SEEDS:
+        for call in range(1, 20):
+            world = simulated_world(seed)
+            world.disk.write_file("/f", b"old", durable=True)
+            world.kill_at(call)
+            try:
+                world.disk.write_file("/f", b"new", durable=True)
+            except ProcessKilled:
+                found.add(cut(world).disk.read_file("/f"))
+    assert found == {b"old", b"new"}
+
+
 def test_a_version_that_was_overwritten_may_be_what_survives() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"1", sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         write(world, "/f", b"2")
         write(world, "/f", b"3")
 
@@ -204,7 +218,7 @@ def test_a_version_that_was_overwritten_may_be_what_survives() -> None:
 def test_a_truncation_may_be_undone() -> None:
     def play(world: SimWorld) -> None:
         write(world, "/f", b"x" * 10_000, sync=True)
-        sync_directory(world, "/")
+        world.disk.sync_names("/")
         fd = world.disk.open("/f", os.O_WRONLY)
         world.disk.ftruncate(fd, 5000)
 
@@ -216,7 +230,7 @@ def test_locks_descriptors_and_unlinked_files_do_not_survive() -> None:
     world = simulated_world(1)
     write(world, "/f", b"x" * 10_000, sync=True)
     world.disk.link("/f", "/g")
-    sync_directory(world, "/")
+    world.disk.sync_names("/")
     fd = world.disk.open("/f", os.O_RDONLY)
     assert world.disk.lock(fd)
     after = cut(world)
@@ -224,7 +238,7 @@ def test_locks_descriptors_and_unlinked_files_do_not_survive() -> None:
     assert after.disk.stat("/g").st_nlink == 2
     after.disk.unlink("/f")
     after.disk.unlink("/g")
-    sync_directory(after, "/")
+    after.disk.sync_names("/")
     last = cut(after)
     assert last.disk.listdir("/") == []
     assert last.disk.tree.used_bytes() == 0
@@ -253,7 +267,7 @@ def test_the_tree_is_whole_after_any_doings_and_cut(seed: int, steps: int) -> No
         elif choice == 4:
             world.disk.link(one, other)
         elif choice == 5:
-            sync_directory(world, one)
+            world.disk.sync_names(one)
         else:
             write(world, one, random.randbytes(random.randrange(20_000)), sync=random.random() < 0.5)
 

@@ -298,7 +298,7 @@ def test_write_file_replaces_whole_and_leaves_no_staging_behind(play: Play) -> N
     async def main(stage: Stage) -> None:
         disk = stage.world.disk
         disk.write_file(stage.path("f"), b"one", 0o640)
-        disk.write_file(stage.path("f"), b"second")
+        disk.write_file(stage.path("f"), b"second", durable=True)
         assert disk.read_file(stage.path("f")) == b"second"
         assert errno_of(disk.write_file, stage.path("none/f"), b"x") == "ENOENT"
         disk.mkdir(stage.path("d"))
