@@ -10,9 +10,11 @@ import trio
 from curvfs.api import CurvineFileSystem, open_filesystem
 from curvfs.config import ClientConfig
 from curvfs.errors import CurvfsError
-from curvfs.server.metastore import MemoryMetaStore, MetaStore
+from curvfs.server.metastore import MemoryMetaStore
+from curvfs.server.records import Change
 from curvfs.server.service import run_server
 from curvfs.simworld import SimWorld
+from curvfs.world import Random
 
 SERVER = "server"
 DIRECTORY = "/srv/pool"
@@ -20,7 +22,30 @@ MASTER_PORT, WORKER_PORT = 8995, 8997
 
 
 class Metadata(MemoryMetaStore):
-    """The metadata of a server that outlives its processes, as a database file does."""
+    """The metadata of a server that outlives its processes, as a database file does: SQLite's write-ahead log with
+    ``synchronous=NORMAL`` keeps every change when a process dies; when the power is cut, those up to the last
+    checkpoint and the first so many of the later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changes: list[Change] = []
+        self._durable = 0
+
+    def apply(self, change: Change) -> None:
+        super().apply(change)
+        self._changes.append(change)
+
+    def checkpoint(self) -> bool:
+        self._durable = len(self._changes)
+        return True
+
+    def after_power_cut(self, random: Random) -> Metadata:
+        """What is there when the power is back."""
+        kept = Metadata()
+        for change in self._changes[: random.randint(self._durable, len(self._changes))]:
+            kept.apply(change)
+        kept.checkpoint()
+        return kept
 
     def close(self) -> None:
         """The process ends; the data stays."""
@@ -31,10 +56,10 @@ class SimServer:
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world
-        self.metadata: MetaStore = Metadata()
+        self.metadata = Metadata()
         self.process = world.host(SERVER)
         self.log: list[str] = []
-        self.starts = 0
+        self._failed_starts = 0
         self.down_s = 0.5
         self._up = trio.Event()
 
@@ -42,7 +67,6 @@ class SimServer:
         """Keep a server running until cancelled."""
         while True:
             self.process = self._world.host(SERVER)
-            self.starts += 1
             await self.process.run(self._serve, self.process)
             if self._up.is_set():
                 self._up = trio.Event()
@@ -54,7 +78,10 @@ class SimServer:
                 await nursery.start(self._start, world)
             except CurvfsError as error:  # a fault of its disk, at start: whoever watches it starts it again
                 self.log.append(f"the server did not start: {error}")
+                self._failed_starts += 1
+                assert self._failed_starts < 100, self.log[-1]
                 return
+            self._failed_starts = 0
             self._up.set()
 
     async def _start(self, world: SimWorld, task_status: trio.TaskStatus[object]) -> None:
@@ -76,6 +103,11 @@ class SimServer:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def power_cut(self) -> None:
+        """The server's machine loses power, and with it what was not synced."""
+        self.process.power_cut()
+        self.metadata = self.metadata.after_power_cut(self._world.random)
 
 
 def client_config(**settings: object) -> ClientConfig:
