@@ -15,6 +15,9 @@ from conformance.golden_replay import SECOND_HOSTNAME, Replay
 from conformance.rules import ALPHA, HEAD
 from golden_frames import VERSIONS, scenarios
 
+if named_master() is not None:
+    pytest.skip("a named cluster is not replayed to: the captures use its root directory", allow_module_level=True)
+
 NAMES_REFUSED = "13 item 8: names that no client could reach afterwards are refused"
 NOT_POISONED = "11: SetAttr, Symlink and Link are protected like other requests, their ids are not poisoned"
 SAME_MILLISECOND = (
@@ -61,8 +64,6 @@ NAMES = [(version, name) for version in VERSIONS for name in scenarios(version) 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Replay]]:
     """Everything replayed once, by version."""
-    if named_master() is not None:
-        pytest.skip("a named cluster is not replayed to: the captures use its root directory")
     done: dict[str, Replay] = {}
     for version, behaviour in zip(VERSIONS, (HEAD, ALPHA), strict=True):
         with ThreadedServer(tmp_path_factory.mktemp(version), behaviour, SECOND_HOSTNAME) as server:
