@@ -136,6 +136,9 @@ class SimWorld(World):
     process: SimProcess
     _shared: _Shared
 
+    def process_id(self) -> int:
+        return self.process.pid
+
     @property
     def seed(self) -> int:
         return self._shared.universe.seed

@@ -724,6 +724,10 @@ class World:
         """The real machine, with random numbers seeded by the operating system."""
         return cls()
 
+    def process_id(self) -> int:
+        """The number of this process on its machine."""
+        return os.getpid()
+
     @classmethod
     def simulated(cls, seed: int) -> World:
         """A world made of one seed; run it under :func:`curvfs.simworld.run`."""

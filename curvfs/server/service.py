@@ -259,7 +259,7 @@ async def _listening(
 
 def _write_record(place: Directory, server: Server, world: World) -> None:
     record = {
-        "pid": os.getpid(),
+        "pid": world.process_id(),
         "host": server.host,
         "master_port": server.master_port,
         "worker_port": server.worker_port,

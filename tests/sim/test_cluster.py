@@ -7,8 +7,12 @@ stopped everything serves again, without a restart of any client; nothing leaks.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import trio
@@ -106,21 +110,32 @@ async def races(clients: list[Client]) -> None:
     await everybody_publishes(clients, 8)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_files_are_whole_and_calls_end_under_faults(seed: int) -> None:
     run(cluster_run, everything, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_one_of_many_publishers_wins_under_faults(seed: int) -> None:
     run(cluster_run, races, seed=seed)
 
 
-def test_a_cluster_run_repeats() -> None:
-    assert run(cluster_run, everything, seed=3) == run(cluster_run, everything, seed=3)
+def test_a_cluster_run_repeats_in_another_process() -> None:
+    """Not even the order of a set of strings may differ, or a seed is worth nothing."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.sim.test_cluster import cluster_run, everything, run\n"
+        "print(run(cluster_run, everything, seed=3))"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    found = subprocess.run(
+        [sys.executable, "-c", program, root], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == run(cluster_run, everything, seed=3)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_server_serves_after_a_power_cut(seed: int) -> None:
     """Nothing is synced, so files may be torn or gone. (Readers that must notice have checksums.) But the server starts
     and serves, what is listed can be asked for, and new files are whole."""
@@ -132,10 +147,10 @@ def test_a_server_serves_after_a_power_cut(seed: int) -> None:
             await server.wait_up()
             process = world.host("one")
             async with connected(process, client_config()) as filesystem:
-                await filesystem.mkdir(PUBLISHED)
                 for cut in range(3):
                     directory = f"/client-{cut}"
-                    await filesystem.mkdir(directory, parents=True)
+                    for path in (PUBLISHED, directory):  # the last cut may have taken them
+                        await filesystem.mkdir(path, parents=True)
                     client = Client(process, filesystem, directory, Published())
                     client.others = [client]
                     await client.work(15)
