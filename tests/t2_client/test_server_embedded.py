@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_many_processes_attach_at_once_to_one_server(tmp_path: Path) -> None:
     wait_until(lambda: not servers_of(directory))
 
 
+def listening(port: int) -> socket.socket:
+    """A listener where a server was killed: its sockets may outlive its command line for a moment."""
+    found: list[socket.socket] = []
+
+    def bound() -> bool:
+        with suppress(OSError):
+            found.append(socket.create_server(("127.0.0.1", port)))
+        return bool(found)
+
+    wait_until(bound)
+    return found[0]
+
+
 def test_the_server_comes_back_where_it_was(tmp_path: Path) -> None:
     with EmbeddedServer.attach(str(tmp_path)) as server:
         url, pid = server.url, pid_of(tmp_path)
@@ -91,7 +105,7 @@ def test_the_server_comes_back_where_it_was(tmp_path: Path) -> None:
         os.kill(pid_of(tmp_path), signal.SIGKILL)
         wait_until(lambda: not servers_of(tmp_path))
     taken = int(url.rstrip("/").rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", taken)), EmbeddedServer.attach(str(tmp_path)) as server:
+    with listening(taken), EmbeddedServer.attach(str(tmp_path)) as server:
         assert server.url != url, "unless somebody has taken them"
 
 
