@@ -21,6 +21,8 @@ class Name:
     may_hold: list[bytes | None]
     #: A write was cut off: an unfinished file may stand here, with any beginning of the content.
     unfinished: list[bytes] = field(default_factory=list)
+    #: It shares its file with another name: what is written to one shows in the other.
+    linked: bool = False
     #: Counts the changes, so that somebody else's read can tell whether one came in between.
     version: int = 0
 

@@ -125,6 +125,23 @@ class Client:
         if not isinstance(writer, CurvfsError):
             await self._fill(name, writer, more, old + more)
 
+    async def truncate(self) -> None:
+        """Cut a file, or extend it with zeros."""
+        name = self._some_file()
+        if name is None:
+            return
+        old = self._held(name)
+        length_bytes = self.world.random.choice((0, len(old) // 2, len(old), len(old) + 5000))
+        new = old[:length_bytes].ljust(length_bytes, b"\0")
+        name.now(old, new)
+        outcome = await self._try(
+            f"truncate {name.path}",
+            self._data_s(max(len(old), len(new))) + 3 * self._call_s,
+            lambda: self.filesystem.truncate(name.path, length_bytes),
+        )
+        if not isinstance(outcome, CurvfsError):
+            name.now(new)
+
     async def _write(self, name: Name, content: bytes, *, overwrite: bool = False) -> None:
         path = name.path
         name.now(*name.may_hold, b"", unfinished=[content])
@@ -332,8 +349,35 @@ class Client:
             name.now(ABSENT)
             self.names[target].now(content)
 
-    async def delete(self) -> None:
+    async def link(self) -> None:
         name = self._some_file()
+        if name is None:
+            return
+        target, content = self._new_path(), self._held(name)
+        other = self.names[target] = Name(target, [content, ABSENT], linked=True)
+        name.linked = True
+        outcome = await self._try(
+            f"link {name.path}", 4 * self._call_s, lambda: self.filesystem.link(name.path, target)
+        )
+        if not isinstance(outcome, CurvfsError):
+            other.now(content)
+        else:
+            assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
+
+    async def set_attr(self) -> None:
+        name = self._some_file()
+        if name is None:
+            return
+        xattrs = {"user.sim": self.world.random.randbytes(8)}
+        outcome = await self._try(
+            f"set_attr {name.path}", 3 * self._call_s, lambda: self.filesystem.set_attr(name.path, xattrs=xattrs)
+        )
+        if not isinstance(outcome, CurvfsError):
+            status = await self._try(f"stat {name.path}", self._call_s, lambda: self.filesystem.stat(name.path))
+            assert isinstance(status, CurvfsError) or status.xattrs == xattrs, f"{name.path}: {status}"
+
+    async def delete(self) -> None:
+        name = self._some_file(linked=True)
         if name is None:
             return
         name.now(self._held(name), ABSENT)
@@ -360,6 +404,9 @@ class Client:
             self.stat: 2,
             self.rename: 3,
             self.delete: 2,
+            self.truncate: 2,
+            self.link: 1,
+            self.set_attr: 1,
             self.list: 1,
         }
         for _ in range(turns):
@@ -390,9 +437,13 @@ class Client:
     def _some_name(self) -> Name | None:
         return self.world.random.choice(list(self.names.values())) if self.names else None
 
-    def _some_file(self) -> Name | None:
-        """A name that certainly holds a file."""
-        files = [name for name in self.names.values() if name.certain and name.may_hold[0] is not ABSENT]
+    def _some_file(self, *, linked: bool = False) -> Name | None:
+        """A name that certainly holds a file; one that shares it with another name only if asked for."""
+        files = [
+            name
+            for name in self.names.values()
+            if name.certain and name.may_hold[0] is not ABSENT and (linked or not name.linked)
+        ]
         return self.world.random.choice(files) if files else None
 
     @staticmethod
