@@ -173,7 +173,7 @@ class CurvineFileSystem:
             found[full] = await self._calls.status_or_none(full)
 
         parent = paths.parent_of(target)
-        await self._at_once([(look, full) for full in {source, target, parent}])
+        await self._at_once([(look, full) for full in dict.fromkeys((source, target, parent))])
         status, there, above = found[source], found[target], found[parent]
         if status is None:
             raise NotFound(f"Cannot rename {source}: there is no such file.")
