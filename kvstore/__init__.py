@@ -13,22 +13,27 @@
 Every result is a number of bytes or a :class:`Miss`. A miss is always safe: nothing of the caller's was touched.
 """
 
+from kvstore.completions import Completions
 from kvstore.geometry import Geometry, Shard, TensorSpec
 from kvstore.keys import Extra, Identity, PageKey
 from kvstore.opening import open
 from kvstore.results import Miss, Result
 from kvstore.stats import Stats
 from kvstore.store import KVStore, Lookup
-from kvstore.transfer import Transfer
+from kvstore.transfer import Layer, Transfer
+from kvstore.views import PageView
 
 __all__ = [
+    "Completions",
     "Extra",
     "Geometry",
     "Identity",
     "KVStore",
+    "Layer",
     "Lookup",
     "Miss",
     "PageKey",
+    "PageView",
     "Result",
     "Shard",
     "Stats",

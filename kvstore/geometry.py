@@ -157,6 +157,21 @@ class Geometry:
         """Payload bytes that this shard keeps per token."""
         return self.size_bytes / self.page_tokens
 
+    @property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        """Which tensors each layer of this shard consists of, as ranges of their numbers, in file order. What belongs
+        to no layer goes with the first or the last one; a geometry without layers is one."""
+        starts: list[int] = []
+        last = ""
+        for number, tensor in enumerate(self.tensors):
+            kind, _, rest = tensor.name.partition(".")
+            name = rest.partition(".")[0] if kind == "layer" else last
+            if name != last:
+                starts.append(number)
+                last = name
+        starts = [0, *starts[1:]]
+        return tuple(zip(starts, [*starts[1:], len(self.tensors)], strict=True))
+
     @classmethod
     def attention(
         cls,

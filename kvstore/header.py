@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -304,9 +305,47 @@ _NAMES_BY_STORED = {dtype.stored: dtype.name for dtype in DTYPES.values() if dty
 
 def damaged_unit(header: ObjectHeader, view: memoryview) -> int | None:
     """Index of the first unit in ``view`` (the whole object) whose checksum does not match, or None."""
-    at, digest, sums = header.header_bytes, xxhash.xxh3_128_digest, header.unit_sums
-    for index, length in enumerate(header.unit_lengths):
-        if digest(view[at : at + length]) != sums[16 * index : 16 * index + 16]:
+    return damaged_unit_in(header, [view[header.header_bytes :]])
+
+
+def damaged_unit_in(
+    header: ObjectHeader, pieces: Sequence[memoryview], first: int = 0, count: int | None = None
+) -> int | None:
+    """The same for units ``first`` to ``first + count`` whose bytes lie one after the other in ``pieces``."""
+    digest, sums = xxhash.xxh3_128_digest, header.unit_sums
+    rest = iter(pieces)
+    piece, at = memoryview(b""), 0
+    end = len(header.unit_lengths) if count is None else first + count
+    for index in range(first, end):
+        length = header.unit_lengths[index]
+        while at == len(piece) and length:
+            piece, at = next(rest), 0
+        if at + length <= len(piece):
+            found = digest(piece[at : at + length])
+            at += length
+        else:
+            hasher = xxhash.xxh3_128()
+            while length:
+                while at == len(piece):
+                    piece, at = next(rest), 0
+                step = min(length, len(piece) - at)
+                hasher.update(piece[at : at + step])
+                at, length = at + step, length - step
+            found = hasher.digest()
+        if found != sums[16 * index : 16 * index + 16]:
             return index
-        at += length
     return None
+
+
+def units_of(header: ObjectHeader, low: int, high: int) -> tuple[int, int, int, int]:
+    """Which units cover the data from ``low`` to ``high``: number of the first, how many, and where they begin and
+    end."""
+    first, begin = 0, 0
+    while first < len(header.unit_lengths) and begin + header.unit_lengths[first] <= low:
+        begin += header.unit_lengths[first]
+        first += 1
+    count, end = 0, begin
+    while end < high and first + count < len(header.unit_lengths):
+        end += header.unit_lengths[first + count]
+        count += 1
+    return first, count, begin, end

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from curvfs.errors import CurvfsError
 from curvfs.world import World
-from kvstore.backends.base import Backend, Found
+from kvstore.backends.base import Backend, Found, ObjectReader
 from kvstore.engine.base import Engine
-from kvstore.pageio import Page, PageIO
+from kvstore.loading import close_reader
+from kvstore.page import Form, Page
+from kvstore.pageio import PageIO
 from kvstore.results import Miss, Result, miss_of
 from kvstore.stats import Counters
 
@@ -227,20 +229,29 @@ class Jobs:
     def _open(self, pages: list[Page]) -> None:
         """Open a batch, and read each page in a job of its own."""
         if len(pages) > 1:
-            self._pages.open(pages)
+            opened = self._backend.open_many([(page.name, page.found) for page in pages])
+            for page, reader in zip(pages, opened, strict=True):
+                if isinstance(reader, ObjectReader):  # what failed is tried again by itself, which tells why
+                    page.reader = reader
         for page in pages[1:]:
-            try:
-                self._engine.submit(functools.partial(self._read, page))
-            except CurvfsError:  # closed meanwhile
-                self._read(page)
+            self._submit_read(page)
         self._read(pages[0])
 
-    def _read(self, page: Page) -> None:
+    def _submit_read(self, page: Page) -> None:
         try:
-            result = self._guarded(page, self._pages.load)
+            self._engine.submit(functools.partial(self._read, page))
+        except CurvfsError:  # closed meanwhile
+            self._read(page)
+
+    def _read(self, page: Page) -> None:
+        loader = self._pages.loader
+        result = None
+        try:
+            result = self._guarded(page, loader.load)
+            if result is not None and page.form is Form.LAYERS and page.next_layer < loader.layers:
+                self._submit_read(page)  # behind the same layer of the other pages
+                return
         finally:
-            reader, page.reader = page.reader, None
-            if reader is not None:
-                reader.close()
-        if result is not None:
-            self._settle(page, result)
+            if result is None or page.form is not Form.LAYERS or page.next_layer == loader.layers:
+                close_reader(page)
+        self._settle(page, result)

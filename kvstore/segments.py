@@ -109,15 +109,37 @@ class PagePlan:
 
     def unpack(self, slab: Slab, start: int) -> None:
         """Copy the page out of a slab whose data begin at ``start``."""
-        base = slab.address + start
+        self.unpack_range(slab, start, 0, sys.maxsize)
+
+    def unpack_range(self, slab: Slab, start: int, low: int, high: int) -> None:
+        """Copy out the data from ``low`` to ``high``, whole tensors; those at ``low`` lie at ``start`` in the slab."""
+        base = slab.address + start - low
         for address, offset, size_bytes in self._moves:
-            _memmove(address, base + offset, size_bytes)
+            begin, end = max(offset, low), min(offset + size_bytes, high)
+            if begin < end:
+                _memmove(address + begin - offset, base + begin, end - begin)
+        at = start - low
         for array, offset, size_bytes in self._arrays:
-            sys.modules["numpy"].copyto(array, _array_in(slab, array, start + offset, size_bytes))
-        if self._tensors:
+            if low <= offset < high:
+                sys.modules["numpy"].copyto(array, _array_in(slab, array, at + offset, size_bytes))
+        tensors = [entry for entry in self._tensors if low <= entry[1] < high]
+        if tensors:
             with sys.modules["torch"].inference_mode():
-                for tensor, offset, size_bytes in self._tensors:
-                    tensor.copy_(_tensor_in(slab, tensor, start + offset, size_bytes))
+                for tensor, offset, size_bytes in tensors:
+                    tensor.copy_(_tensor_in(slab, tensor, at + offset, size_bytes))
+
+    def pieces(self, data_bytes: int, alignment_bytes: int) -> list[memoryview] | None:
+        """The caller's memory as views that cover all data of the object in order, for reading straight into them;
+        None where that cannot be: strided pieces, padding between tensors, or addresses that direct I/O refuses."""
+        if self._arrays or self._tensors:
+            return None
+        views, at = [], 0
+        for address, offset, size_bytes in sorted(self._moves, key=lambda move: move[1]):
+            if offset != at or address % alignment_bytes or size_bytes % alignment_bytes:
+                return None
+            views.append(memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B"))
+            at += size_bytes
+        return views if at == data_bytes else None
 
 
 def _array_in(slab: Slab, like: Any, at: int, size_bytes: int) -> Any:

@@ -21,9 +21,9 @@ class Stats:
     """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
 
     ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
-    ``read_again``: objects that looked damaged and were sound when they were read by another path; ``quarantined``:
-    those that were not. ``failing_puts``: how many puts in a row have failed up to now (0: healthy).
-    ``last_error``: the last trouble.
+    ``loans_copied``: pages whose memory could not be read into, and were copied. ``read_again``: objects that looked
+    damaged and were sound when they were read by another path; ``quarantined``: those that were not. ``failing_puts``:
+    how many puts in a row have failed up to now (0: healthy). ``last_error``: the last trouble.
     """
 
     backend: str
@@ -48,6 +48,8 @@ class Stats:
     lookup_pages: int
     swept: int
     evicted: int
+    loans_copied: int
+    views_out: int
     read_again: int
     quarantined: int
     last_error: str
@@ -63,7 +65,7 @@ class Counters:
         self.puts = self.puts_existing = self.put_bytes = self.failing_puts = 0
         self.gets = self.get_bytes = 0
         self.lookups = self.lookup_pages = self.swept = 0
-        self.evictions = self.sound_again = self.quarantined = 0
+        self.loans_copied = self.evictions = self.sound_again = self.quarantined = 0
         self.put_failures: Counter[str] = Counter()
         self.get_misses: Counter[str] = Counter()
         self.last_error = ""
@@ -100,6 +102,10 @@ class Counters:
     def swept_some(self, count: int) -> None:
         with self._lock:
             self.swept += count
+
+    def copied_loan(self) -> None:
+        with self._lock:
+            self.loans_copied += 1
 
     def evicted_some(self, count: int) -> None:
         with self._lock:

@@ -14,15 +14,17 @@ from curvfs import __version__
 from curvfs.errors import CurvfsError, UsageError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found
+from kvstore.completions import Completions
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import ObjectLayout
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
 from kvstore.known import KnownPages
-from kvstore.pageio import Page, PageIO
+from kvstore.page import Form, Page
+from kvstore.pageio import PageIO
 from kvstore.results import Miss, miss_of
-from kvstore.segments import plan_page
+from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
 from kvstore.transfer import Transfer
 
@@ -160,7 +162,7 @@ class KVStore:
         The memory must stay as it is until the handle is done or its ``result`` has returned. A key that is stored
         already costs one question. Raises UsageError before any byte moves.
         """
-        transfer, pages = self._begin(keys, segments, timeout_s, storing=True)
+        transfer, pages = self._begin(keys, self._plans(keys, segments, writable=False), timeout_s, Form.PUT)
         self._jobs.put(pages)
         self._housekeep()
         return transfer
@@ -171,34 +173,74 @@ class KVStore:
         segments: Sequence[Any],
         *,
         lookup: Lookup | None = None,
+        loan: bool = False,
+        layerwise: bool = False,
         timeout_s: float | None = None,
     ) -> Transfer:
-        """Load pages into the callers' memory; returns at once.
+        """Load pages into the callers' memory; returns at once. ``lookup`` spares asking again.
 
         Each page is read into a buffer of the store, verified, and only then copied: memory of a page that is a miss
-        is untouched. ``lookup`` spares asking again. Raises UsageError before any byte moves.
+        is untouched. Two forms give that up:
+
+        ``loan``: read straight into the memory given, where it is contiguous and aligned. It stays on loan while
+        ``transfer.lent`` is not 0, also after a deadline, and is undefined where the result is a miss.
+
+        ``layerwise``: verified and copied layer by layer, the first ones of all pages first; ``transfer.layer(i)``
+        waits for one. A page that turns out to be a miss may have got some layers. Raises UsageError before any byte
+        moves.
         """
-        transfer, pages = self._begin(keys, segments, timeout_s, storing=False)
+        if loan and layerwise:
+            raise UsageError("loan and layerwise exclude each other; ask for one of them.")
+        form = Form.LOAN if loan else Form.LAYERS if layerwise else Form.COPY
+        return self._get(keys, self._plans(keys, segments, writable=True), lookup, timeout_s, form)
+
+    def get_view(
+        self, keys: Sequence[PageKey], *, lookup: Lookup | None = None, timeout_s: float | None = None
+    ) -> Transfer:
+        """Load pages into buffers of the store; returns at once. ``transfer.views[i]`` is the page, once it has its
+        result: verified, read-only, and to be released. At most ``depth`` views
+        can be out; more are ``Miss.BUSY``. Raises UsageError."""
+        return self._get(keys, [PagePlan() for _ in keys], lookup, timeout_s, Form.VIEW)
+
+    def completions(self) -> Completions:
+        """A queue of finished transfers with a file descriptor to poll."""
+        return Completions(self._world)
+
+    def _get(
+        self,
+        keys: Sequence[PageKey],
+        plans: Sequence[PagePlan],
+        lookup: Lookup | None,
+        timeout_s: float | None,
+        form: Form,
+    ) -> Transfer:
+        transfer, pages = self._begin(keys, plans, timeout_s, form)
         for page in pages:
             page.found = lookup.found.get(page.name) if lookup is not None else None
         self._jobs.get(pages)
         return transfer
 
-    def _begin(
-        self, keys: Sequence[PageKey], segments: Sequence[Any], timeout_s: float | None, *, storing: bool
-    ) -> tuple[Transfer, list[Page]]:
-        """Check everything, then book in as many pages as there is room for."""
+    def _plans(self, keys: Sequence[PageKey], segments: Sequence[Any], *, writable: bool) -> list[PagePlan]:
+        """The callers' memory, checked."""
         self._guard()
         if len(keys) != len(segments):
             raise UsageError(f"{len(keys)} keys came with {len(segments)} segment lists; pass one list for each key.")
+        return [plan_page(pieces, self._layout, writable=writable) for pieces in segments]
+
+    def _begin(
+        self, keys: Sequence[PageKey], plans: Sequence[PagePlan], timeout_s: float | None, form: Form
+    ) -> tuple[Transfer, list[Page]]:
+        """Book in as many pages as there is room for."""
+        self._guard()
         names = self._names(keys)
-        plans = [plan_page(pieces, self._layout, writable=not storing) for pieces in segments]
+        storing = form is Form.PUT
         transfer = Transfer(
             self._world,
             len(keys),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             on_result=self._counters.put_done if storing else self._counters.get_done,
             on_miss=None if storing else lambda index: self._known.forget(names[index]),
+            layers=self._pages.loader.layers if form is Form.LAYERS else 0,
         )
         admitted = self._jobs.admit(len(keys))
         with self._lock:
@@ -206,7 +248,7 @@ class KVStore:
         for index in range(admitted, len(keys)):
             transfer.settle(index, Miss.BUSY)
         return transfer, [
-            Page(transfer, index, keys[index], names[index], plans[index], storing) for index in range(admitted)
+            Page(transfer, index, keys[index], names[index], plans[index], form) for index in range(admitted)
         ]
 
     # ------------------------------------------------------------------------------------------------ housekeeping
@@ -286,6 +328,8 @@ class KVStore:
             lookup_pages=counters.lookup_pages,
             swept=counters.swept,
             evicted=counters.evictions,
+            loans_copied=counters.loans_copied,
+            views_out=self._pages.loader.views_out,
             read_again=counters.sound_again,
             quarantined=counters.quarantined,
             last_error=counters.last_error,
@@ -314,6 +358,7 @@ class KVStore:
         closing = self._world.threads.start(self._backend.close, name="kvstore-close")
         closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
         self._pages.slabs.close()
+        self._pages.loader.close()
         return clean and not closing.is_alive()
 
     def __enter__(self) -> KVStore:

@@ -64,6 +64,19 @@ class ObjectReader(abc.ABC):
         """Fill ``view`` (slab memory) from an offset that is a multiple of 4096; less than its length only at the end
         of the object."""
 
+    def readv(self, views: Sequence[memoryview], offset_bytes: int) -> int:
+        """The same into several pieces of memory, one after the other; see :attr:`alignment_bytes`."""
+        done = 0
+        for view in views:
+            count = self.read(view, offset_bytes + done)
+            done += count
+            if count < len(view):
+                break
+        return done
+
+    #: What the address and length of every piece of memory must be multiples of.
+    alignment_bytes: int = 1
+
     @abc.abstractmethod
     def close(self) -> None: ...
 

@@ -367,20 +367,34 @@ class _CurvineReader(ObjectReader):
         self._sound = False
         self.length_bytes = self._extents.status.length_bytes
         self.identity = self._extents.status.id
-
-    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
-        self._sound = False
         extents = self._extents.extents
         local = extents[0] if len(extents) == 1 and isinstance(extents[0], LocalExtent) else None
-        file = self._backend.local_file(local, self._extents.status.path)
-        if file is None:
-            return self._extents.readinto(view[: max(0, self.length_bytes - offset_bytes)], offset_bytes)
+        self._file = backend.local_file(local, self._extents.status.path)
+        self.alignment_bytes = self._file.alignment_bytes if self._file is not None else 1
+
+    def read(self, view: memoryview, offset_bytes: int = 0) -> int:
+        return self.readv([view], offset_bytes)
+
+    def readv(self, views: Sequence[memoryview], offset_bytes: int) -> int:
+        self._sound = False
+        if self._file is None:
+            return self._read_stream(views, offset_bytes)
         try:
-            count = self._backend._engine.read(file, view, offset_bytes)
+            count = self._backend._engine.readv(self._file, views, offset_bytes)
         except OSError as error:
-            raise from_os_error(error, doing=f"Reading {file.path}") from error
+            raise from_os_error(error, doing=f"Reading {self._file.path}") from error
         self._sound = True
         return count
+
+    def _read_stream(self, views: Sequence[memoryview], offset_bytes: int) -> int:
+        done = 0
+        for view in views:
+            wanted = view[: max(0, self.length_bytes - offset_bytes - done)]
+            count = self._extents.readinto(wanted, offset_bytes + done) if len(wanted) else 0
+            done += count
+            if count < len(view):
+                break
+        return done
 
     def close(self) -> None:
         """Local files that were read well stay open for a while."""

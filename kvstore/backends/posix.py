@@ -288,10 +288,14 @@ class _PosixReader(ObjectReader):
         self._disk, self._engine, self._file = disk, engine, file
         self.length_bytes = status.st_size
         self.identity = _identity(status)
+        self.alignment_bytes = file.alignment_bytes
 
     def read(self, view: memoryview, offset_bytes: int = 0) -> int:
+        return self.readv([view], offset_bytes)
+
+    def readv(self, views: Sequence[memoryview], offset_bytes: int) -> int:
         with _mapped("Reading", self._file.path):
-            return self._engine.read(self._file, view, offset_bytes)
+            return self._engine.readv(self._file, views, offset_bytes)
 
     def close(self) -> None:
         self._disk.close(self._file.fd)

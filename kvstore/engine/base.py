@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -31,10 +31,14 @@ class Engine(abc.ABC):
     def submit(self, job: Callable[[], None]) -> None:
         """Queue a job, which reports its own outcome. Raises CurvfsError once the engine is closed."""
 
-    @abc.abstractmethod
     def read(self, file: OpenFile, view: memoryview, offset_bytes: int = 0) -> int:
         """Fill ``view`` from an offset in the file, going on after short reads and interruptions; the bytes read, less
         than asked only at the end of the file."""
+        return self.readv(file, [view], offset_bytes)
+
+    @abc.abstractmethod
+    def readv(self, file: OpenFile, views: Sequence[memoryview], offset_bytes: int) -> int:
+        """The same into several pieces of memory, one after the other."""
 
     @abc.abstractmethod
     def write(self, file: OpenFile, view: memoryview) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from curvfs.units import align_down
 from curvfs.world import World
@@ -11,6 +11,8 @@ from kvstore.engine.base import Engine, OpenFile
 
 #: Calls in a row that may come back without progress (interrupted, or shorter than the alignment) before we give up.
 _FRUITLESS_LIMIT = 100
+#: Pieces of memory that one call takes.
+_IOV_MAX = 1024
 
 
 class ThreadsEngine(Engine):
@@ -24,18 +26,19 @@ class ThreadsEngine(Engine):
     def submit(self, job: Callable[[], None]) -> None:
         self._pool.submit(job)
 
-    def read(self, file: OpenFile, view: memoryview, offset_bytes: int = 0) -> int:
+    def readv(self, file: OpenFile, views: Sequence[memoryview], offset_bytes: int) -> int:
+        wanted = sum(map(len, views))
         done = fruitless = 0
-        while done < len(view):
+        while done < wanted:
             try:
-                count = self._disk.preadv(file.fd, [view[done:]], offset_bytes + done)
+                count = self._disk.preadv(file.fd, _rest(views, done), offset_bytes + done)
             except (InterruptedError, BlockingIOError):
                 count = None
             if count == 0:
                 break
             # After a short direct read the next one must begin on the alignment again: the odd rest is read twice.
             reached = done if count is None else done + count
-            step = reached if reached == len(view) else align_down(reached, file.alignment_bytes)
+            step = reached if reached == wanted else align_down(reached, file.alignment_bytes)
             fruitless = 0 if step > done else fruitless + 1
             if fruitless > _FRUITLESS_LIMIT:
                 if count is None:
@@ -60,3 +63,15 @@ class ThreadsEngine(Engine):
 
     def close(self, timeout_s: float) -> bool:
         return self._pool.close(timeout_s)
+
+
+def _rest(views: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of ``views`` after ``done`` bytes, as much as one call takes."""
+    rest = []
+    for view in views:
+        if done < len(view):
+            rest.append(view[done:])
+            if len(rest) == _IOV_MAX:
+                break
+        done = max(0, done - len(view))
+    return rest

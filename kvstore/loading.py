@@ -1,0 +1,303 @@
+"""Objects into pages: read, verify, hand over; in I/O threads.
+
+An object that does not hold is read again by another path. Damaged both times, it goes into quarantine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from curvfs.units import align_down, align_up
+from curvfs.world import World
+from kvstore.backends.base import Backend, ObjectReader
+from kvstore.header import (
+    ALIGNMENT_BYTES,
+    MAX_HEADER_BYTES,
+    BadObject,
+    ObjectHeader,
+    ObjectLayout,
+    damaged_unit,
+    damaged_unit_in,
+    header_length,
+    read_header,
+    stored_tensors,
+    units_of,
+)
+from kvstore.page import Form, Page
+from kvstore.results import Miss, Refused, Result
+from kvstore.slabs import Slab, SlabPool
+from kvstore.stats import Counters
+from kvstore.views import PageView
+
+T = TypeVar("T")
+
+
+class Loader:
+    """Objects of one geometry in one backend."""
+
+    def __init__(
+        self, world: World, backend: Backend, layout: ObjectLayout, counters: Counters, slabs: SlabPool
+    ) -> None:
+        self._backend = backend
+        self._layout = layout
+        self._counters = counters
+        self._slabs = slabs
+        #: A pool of their own: views that are kept must not keep others from reading and writing.
+        self._views = SlabPool(world, count=slabs.count, size_bytes=slabs.size_bytes)
+        self._page_bytes = layout.geometry.size_bytes
+        self._ranges = _layer_ranges(layout)
+
+    @property
+    def views_out(self) -> int:
+        return self._views.in_use
+
+    def close(self) -> None:
+        """Let go of the free buffers."""
+        self._views.close()
+
+    @staticmethod
+    def slab(page: Page, pool: SlabPool) -> Slab:
+        """A buffer, in the page's time. Raises Refused."""
+        slab = pool.acquire(max(0.0, page.transfer.left_s()))
+        if slab is None:
+            raise Refused(Miss.DEADLINE, f"No buffer came free for {page.name} in time.")
+        return slab
+
+    # ------------------------------------------------------------------------------------------------ forms of a get
+
+    def load(self, page: Page) -> Result | None:
+        """One step of a page: its bytes when it is there, None when it was given up meanwhile. With layers there is
+        more to do while ``page.next_layer`` is less than :attr:`layers`."""
+        if page.form is Form.LAYERS:
+            return self._load_layer(page)
+        if page.form is Form.VIEW:
+            return self._load_view(page)
+        return self._load_lent(page) if page.form is Form.LOAN else self._load_copied(page)
+
+    @property
+    def layers(self) -> int:
+        return len(self._ranges)
+
+    def _load_copied(self, page: Page) -> Result | None:
+        slab = self.slab(page, self._slabs)
+        try:
+            header = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
+            if not page.transfer.claim(page.index):
+                return None
+            page.plan.unpack(slab, header.header_bytes)
+        finally:
+            self._slabs.release(slab)
+        return self._page_bytes
+
+    def _load_view(self, page: Page) -> Result | None:
+        slab = self._views.acquire(0.0)
+        if slab is None:  # waiting would keep a thread from others' pages
+            raise Refused(Miss.BUSY, f"No view is free for {page.name}; release some.")
+        try:
+            header = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
+            if not page.transfer.claim(page.index):
+                self._views.release(slab)
+                return None
+        except BaseException:
+            self._views.release(slab)
+            raise
+        page.transfer.views[page.index] = PageView(slab, header.header_bytes, self._layout, self._views.release)
+        return self._page_bytes
+
+    def _load_lent(self, page: Page) -> Result | None:
+        slab = self.slab(page, self._slabs)
+        try:
+            if not page.transfer.lend(page.index):
+                return None
+            try:
+                header = self._judged(
+                    page,
+                    lambda reader: self._read_straight(page, reader, slab),
+                    lambda reader: self._read_whole(page, reader, slab),
+                )
+                if header is not None:
+                    page.plan.unpack(slab, header.header_bytes)
+            finally:
+                page.transfer.give_back()
+        finally:
+            self._slabs.release(slab)
+        return self._page_bytes
+
+    def _load_layer(self, page: Page) -> Result | None:
+        low, high = self._ranges[page.next_layer]
+        slab = self.slab(page, self._slabs)
+        try:
+            start = self._judged(page, lambda reader: self._read_range(page, reader, slab, low, high))
+            if not page.transfer.claim(page.index):
+                return None
+            page.plan.unpack_range(slab, start, low, high)
+            page.next_layer += 1
+            if page.next_layer < len(self._ranges):
+                page.transfer.deliver(page.index)
+        finally:
+            self._slabs.release(slab)
+        return self._page_bytes
+
+    def inspect(self, page: Page) -> None:
+        """Judge what has a page's name, whatever it is. Raises BadObject when it was no sound object, and is gone."""
+        slab = self.slab(page, self._slabs)
+        try:
+            self._judged(page, lambda reader: read_header(*self._fill(reader, slab)))
+        finally:
+            self._slabs.release(slab)
+            close_reader(page)
+
+    # ----------------------------------------------------------------------------------------------------- two reads
+
+    def _judged(
+        self, page: Page, read: Callable[[ObjectReader], T], otherwise: Callable[[ObjectReader], T] | None = None
+    ) -> T:
+        """What ``read`` makes of the page's object, or ``otherwise`` when it is read by another path."""
+        if page.reader is None:
+            page.reader = self._backend.open(page.name, page.found)
+        identity = page.reader.identity
+        try:
+            return read(page.reader)
+        except BadObject as error:
+            damaged = error
+        with self._backend.open_otherwise(page.name) as reader:
+            same = reader.identity == identity
+            try:
+                result = (otherwise or read)(reader)
+            except BadObject as error:
+                damaged = error
+            else:
+                self._counters.read_again(quarantined=False)
+                return result
+        if same and self._backend.quarantine(page.name, identity):
+            self._counters.read_again(quarantined=True)
+        raise BadObject(f"{page.name} is damaged: {damaged}.") from damaged
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def _fill(self, reader: ObjectReader, slab: Slab) -> tuple[memoryview, int]:
+        """As much of an object as a slab takes, and the object's length."""
+        length = reader.length_bytes
+        view = slab.view[: align_up(min(length, slab.size_bytes), ALIGNMENT_BYTES)]
+        return view[: reader.read(view)], length
+
+    def _read_whole(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader:
+        """The header of an object read into a slab, once everything about it holds."""
+        view, length = self._fill(reader, slab)
+        header = read_header(view, length)
+        self.check(page, header)
+        if len(view) < length:
+            raise BadObject(f"only {len(view)} of its {length} bytes could be read")
+        _refuse_unit(damaged_unit(header, view))
+        return header
+
+    def _read_straight(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader | None:
+        """Read the data into the caller's memory and the header into a slab: None when all holds. The header, with all
+        of the object in the slab, when the caller's memory cannot be read into."""
+        header_bytes = reader.length_bytes - self._layout.data_bytes
+        pieces = page.plan.pieces(self._layout.data_bytes, reader.alignment_bytes)
+        usable = ALIGNMENT_BYTES <= header_bytes <= MAX_HEADER_BYTES and header_bytes % ALIGNMENT_BYTES == 0
+        if pieces is None or not usable:
+            self._counters.copied_loan()
+            return self._read_whole(page, reader, slab)
+        count = reader.readv([slab.view[:header_bytes], *pieces], 0)
+        header = read_header(slab.view[: min(count, header_bytes)], reader.length_bytes)
+        self.check(page, header)
+        if header.header_bytes != header_bytes or count < reader.length_bytes:
+            raise BadObject(f"only {count} of its {reader.length_bytes} bytes could be read")
+        _refuse_unit(damaged_unit_in(header, pieces))
+        return None
+
+    def _read_range(self, page: Page, reader: ObjectReader, slab: Slab, low: int, high: int) -> int:
+        """Read the data from ``low`` to ``high``; where they begin in the slab."""
+        if page.header is None:
+            page.header = self._read_header(page, reader, slab)
+        return read_units(reader, page.header, slab, low, high)
+
+    def _read_header(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader:
+        header = fetch_header(reader, slab)
+        self.check(page, header)
+        return header
+
+    # ------------------------------------------------------------------------------------------------------- checking
+
+    def check(self, page: Page, header: ObjectHeader) -> None:
+        """Is it the object that was asked for? Raises Refused."""
+        check_key(page, header)
+        shard, found = self._layout.geometry.shard.label, header.metadata.get("shard")
+        if found != shard:
+            raise Refused(Miss.MISMATCH, f"{page.name} is shard {found!r}; this store reads shard {shard!r}.")
+        if header.table != self._layout.table:
+            raise Refused(Miss.MISMATCH, f"{page.name} {_difference(self._layout, header)}.")
+
+
+def fetch_header(reader: ObjectReader, slab: Slab) -> ObjectHeader:
+    """The verified header of an object, read through a slab. Raises BadObject, NewerFormat."""
+    first = slab.view[:ALIGNMENT_BYTES]
+    count = reader.read(first)
+    length = header_length(first[:count], reader.length_bytes)
+    if length > slab.size_bytes:
+        raise Refused(Miss.MISMATCH, f"An object has a header of {length} bytes, too long for this store.")
+    if length > ALIGNMENT_BYTES:
+        count += reader.read(slab.view[ALIGNMENT_BYTES:length], ALIGNMENT_BYTES)
+    return read_header(slab.view[: min(count, length)], reader.length_bytes)
+
+
+def read_units(reader: ObjectReader, header: ObjectHeader, slab: Slab, low: int, high: int) -> int:
+    """Read and verify the units that cover the data from ``low`` to ``high``; where ``low`` lies in the slab."""
+    first, count, begin, end = units_of(header, low, high)
+    at = align_down(header.header_bytes + begin, ALIGNMENT_BYTES)
+    skipped = header.header_bytes + begin - at
+    wanted = skipped + end - begin
+    if wanted > slab.size_bytes:
+        raise Refused(Miss.MISMATCH, "An object has units too large for this store.")
+    got = reader.read(slab.view[: align_up(wanted, ALIGNMENT_BYTES)], at)
+    if got < wanted:
+        raise BadObject(f"only {got} of {wanted} bytes at {at} could be read")
+    _refuse_unit(damaged_unit_in(header, [slab.view[skipped:wanted]], first, count))
+    return skipped + low - begin
+
+
+def check_key(page: Page, header: ObjectHeader) -> None:
+    """Is it an object of the page's identity, key, codec and tokens? Raises Refused."""
+    key, found = page.key, header.metadata
+    if found.get("identity") != key.fingerprint.hex() or found.get("key") != key.hex:
+        raise Refused(Miss.FOREIGN, f"{page.name} says that it is of another identity or key.")
+    if found.get("codec") != "none":
+        raise Refused(Miss.MISMATCH, f"{page.name} has codec {found.get('codec')!r}, which this store does not read.")
+    digests = (key.token_digest.hex(), key.extra_digest.hex())
+    if key.token_digest and digests != (found.get("token_digest"), found.get("extra_digest")):
+        raise Refused(Miss.COLLISION, f"{page.name} was made from other tokens.")
+
+
+def close_reader(page: Page) -> None:
+    """Done with a page's object."""
+    reader, page.reader = page.reader, None
+    if reader is not None:
+        reader.close()
+
+
+def _refuse_unit(damaged: int | None) -> None:
+    if damaged is not None:
+        raise BadObject(f"the checksum of unit {damaged} does not match")
+
+
+def _layer_ranges(layout: ObjectLayout) -> list[tuple[int, int]]:
+    """Where the data of each layer begin and end."""
+    starts = [offset for _, offset in layout.tensors] + [layout.data_bytes]
+    return [(starts[first], starts[end]) for first, end in layout.geometry.layers]
+
+
+def _difference(layout: ObjectLayout, header: ObjectHeader) -> str:
+    there = {tensor.name: tensor for tensor in stored_tensors(header)}
+    for spec in layout.geometry.tensors:
+        tensor = there.get(spec.name)
+        if tensor is None:
+            return f"has no tensor {spec.name}"
+        if (tensor.dtype, tensor.shape) != (spec.dtype.name, spec.shape):
+            return (
+                f"holds {spec.name} as {tensor.dtype} of shape {tensor.shape}, not {spec.dtype.name} of shape"
+                f" {spec.shape}"
+            )
+    return "has other tensors, or the same in another order"

@@ -1,0 +1,50 @@
+"""One page of a transfer on its way through the I/O threads."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from kvstore.backends.base import Found, ObjectReader, ObjectWriter
+from kvstore.header import ObjectHeader
+from kvstore.keys import PageKey
+from kvstore.segments import PagePlan
+from kvstore.transfer import Transfer
+
+
+class Form(enum.Enum):
+    """How a page gets from or to the caller."""
+
+    PUT = "put"
+    COPY = "copy"
+    """Read into a buffer of ours, verified, then copied."""
+    LOAN = "loan"
+    """Read straight into the caller's memory."""
+    VIEW = "view"
+    """Read into a buffer of ours that the caller gets."""
+    LAYERS = "layers"
+    """Copied layer by layer."""
+
+
+@dataclass(slots=True)
+class Page:
+    """``index`` is its place in the transfer, ``name`` that of its object."""
+
+    transfer: Transfer
+    index: int
+    key: PageKey
+    name: str
+    plan: PagePlan
+    form: Form
+    found: Found | None = None
+    #: Opened or staged, perhaps together with others; closed at the end of the job.
+    reader: ObjectReader | None = None
+    writer: ObjectWriter | None = None
+    #: With ``Form.LAYERS``: the verified header, and which layer comes next.
+    header: ObjectHeader | None = None
+    next_layer: int = 0
+    settled: bool = False
+
+    @property
+    def storing(self) -> bool:
+        return self.form is Form.PUT
