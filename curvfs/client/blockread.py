@@ -190,6 +190,10 @@ class RemoteBlock:
                 pass  # a courtesy to the worker; the connection is dropped instead
         await self._channel.release()
 
+    async def drop(self) -> None:
+        """Let go of the connection, which is closed. Never raises."""
+        await self._channel.release()
+
     async def _seek(self, position: int) -> None:
         await self._channel.drain()
         self._frame_left = 0

@@ -198,7 +198,8 @@ class FileReader:
                     last = error
                     self._failed.setdefault(block.block_id, set()).add(source.worker_id)
                     self._session.stats["replica_failures"] += 1
-                    await source.close()
+                    await source.drop()
+                    await self._drop_streams(source.worker_id)
             except CurvfsError:
                 if not isinstance(source, LocalBlock):
                     raise
@@ -210,7 +211,7 @@ class FileReader:
                     found.close()
             except BaseException:
                 if isinstance(source, RemoteBlock):
-                    await source.close()
+                    await source.drop()
                 raise
             else:
                 if isinstance(source, RemoteBlock):
@@ -237,6 +238,13 @@ class FileReader:
         self._remote.append((block.block_id, stream))
         if self._closed or len(self._remote) > _KEPT_REMOTE:
             await self._remote.pop(0)[1].close()
+
+    async def _drop_streams(self, worker_id: int) -> None:
+        """A worker failed: what else is open on it is not worth a try."""
+        dropped = [stream for _, stream in self._remote if stream.worker_id == worker_id]
+        self._remote = [entry for entry in self._remote if entry[1].worker_id != worker_id]
+        for stream in dropped:
+            await stream.drop()
 
     async def _open_any(self, block: BlockLocation, wanted_bytes: int) -> LocalBlock | RemoteBlock:
         """Open the block on the first replica that serves it: on this machine, else over the wire in random order."""

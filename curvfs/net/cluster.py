@@ -310,8 +310,8 @@ class MasterCluster:
         late = DeadlineExceeded(f"The master {endpoint.address} did not answer within {timeout_s:g} s.")
         if pending is not None:
             progress.uncertain = True
-        if connection is not None and connection.last_received_s < sent_s:
-            connection.fail(late)  # not merely slow: nothing at all has come back since
+        if connection is not None and (timeout_s >= self._config.rpc_timeout_s or connection.last_received_s < sent_s):
+            connection.fail(late)  # it may be dead, and the same id cannot be sent on it again
         raise late
 
     def _accept(self, reply: Reply, endpoint: MasterEndpoint, doing: str) -> bytes:

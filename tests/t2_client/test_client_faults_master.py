@@ -106,6 +106,22 @@ async def test_a_connection_closed_while_idle_is_no_error() -> None:
         assert master.connections == connections + 5
 
 
+async def test_a_late_answer_among_others_that_come_in_time() -> None:
+    """The same id cannot be sent twice on one connection: the call goes on on another one."""
+    master = Fake({RpcCode.DELETE: once(Hang(), then=None), RpcCode.FILE_STATUS: always(FOUND)})
+    async with AsyncExitStack() as stack:
+        fs = await connect(stack, master)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fs.delete, "/f")
+            await trio.sleep(0.1)
+            connection = fs._session.masters._endpoints[0]._connections[0]
+            for _ in range(30):  # something else is answered on that connection all the while
+                connection.last_received_s = connection._clock.monotonic_s()
+                await trio.sleep(0.01)
+        assert len({request.req_id for request in master.requests(RpcCode.DELETE)}) == 1
+        assert len(master.requests(RpcCode.DELETE)) == 2
+
+
 async def test_heartbeats_are_dropped() -> None:
     master = Fake({RpcCode.FILE_STATUS: always(FOUND)})
     original = master._answer

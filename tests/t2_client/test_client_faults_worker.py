@@ -48,23 +48,24 @@ class ReadingWorker(Fake):
         super().__init__(**fields)
         self.spoil = spoil
         self.handle[RpcCode.READ_BLOCK] = self.read
-        self._position = 0
-        self._number = 0
+        #: Per stream: position, frames so far, bytes per frame.
+        self._streams: dict[int, list[int]] = {}
 
     def read(self, request: Any, message: Any) -> Any:
         if request.status is RequestStatus.OPEN:
-            self._position, self._number, self._chunk = message.off, 0, message.chunk_size
+            self._streams[request.req_id] = [message.off, 0, message.chunk_size]
             return pb.BlockReadResponse(id=message.id, len=message.len)
         if request.status is RequestStatus.COMPLETE:
             return None
+        stream = self._streams[request.req_id]
         if message is not None:
-            self._position = message.offset
-        if self._position >= len(CONTENT):
+            stream[0] = message.offset
+        if stream[0] >= len(CONTENT):
             raise Refuse(IO, "read past the end")
-        data = CONTENT[self._position : self._position + self._chunk]
-        self._position += len(data)
-        self._number += 1
-        return None, self.spoil(self._number, data)
+        data = CONTENT[stream[0] : stream[0] + stream[2]]
+        stream[0] += len(data)
+        stream[1] += 1
+        return None, self.spoil(stream[1], data)
 
     @property
     def opens(self) -> int:
@@ -289,6 +290,23 @@ async def test_a_pooled_connection_that_went_stale_costs_one_try() -> None:
             assert await read(fs) == CONTENT
         assert fs.stats().get("replica_failures", 0) == 0
         assert worker.connections == 3
+
+
+async def test_many_stale_streams_cost_one_try() -> None:
+    worker = ReadingWorker()
+    async with reading(worker) as (fs, _), await fs.open("/f") as reader:
+
+        async def part(offset: int) -> None:
+            assert await reader.read_at(offset, 1000) == CONTENT[offset : offset + 1000]
+
+        async with trio.open_nursery() as nursery:
+            for offset in range(0, 6 * CHUNK, CHUNK):
+                nursery.start_soon(part, offset)
+        assert len(reader._remote) >= 4
+        for _, stream in reader._remote:
+            await stream._channel._frames.aclose()
+        await part(3 * CHUNK)
+        assert not any(stream._channel._broken for _, stream in reader._remote)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
