@@ -17,6 +17,7 @@ import trio
 from curvfs.client.blockwrite import BlockWriter
 from curvfs.client.convert import located as located_from_wire
 from curvfs.client.mastercalls import MasterCalls
+from curvfs.client.paths import normalize
 from curvfs.client.reader import FileReader
 from curvfs.client.records import FileStatus
 from curvfs.client.session import Session
@@ -62,6 +63,7 @@ class FileWriter:
         self._session = session
         self._calls = calls
         self._full_path = full_path
+        self._path = status.path
         self._status = status
         self._block_size = status.block_size_bytes
         self._blocks: list[pb.LocatedBlockProto] = list(blocks)
@@ -89,7 +91,7 @@ class FileWriter:
 
     @property
     def path(self) -> str:
-        return self._status.path
+        return self._path
 
     @property
     def position(self) -> int:
@@ -105,9 +107,12 @@ class FileWriter:
     def closed(self) -> bool:
         return self._closed
 
-    def moved_to(self, full_path: str) -> None:
-        """The file was renamed while it is open: some calls know a file by its path alone."""
-        self._full_path = full_path
+    def moved_to(self, path: str) -> None:
+        """The file was renamed to ``path`` while it is open: resizing, and everything on v0.3.2-alpha, knows a file by
+        its path alone."""
+        root = self._full_path.removesuffix(self._path)
+        self._path = normalize(path)
+        self._full_path = root + self._path
 
     async def __aenter__(self) -> Self:
         return self

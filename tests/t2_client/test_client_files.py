@@ -305,8 +305,11 @@ async def test_a_file_renamed_while_it_is_written(fs: CurvineFileSystem) -> None
     await writer.write(noise(MIB + 5))
     await fs.rename("/a", "/b")
     await writer.write(b"tail")
+    writer.moved_to("/b")
+    await writer.truncate(MIB + 8)
     await writer.close()
-    assert await content_of(fs, "/b") == noise(MIB + 5) + b"tail"
+    assert writer.path == "/b"
+    assert await content_of(fs, "/b") == noise(MIB + 5) + b"tai"
 
 
 async def test_reading_what_was_deleted_meanwhile(fs: CurvineFileSystem) -> None:
