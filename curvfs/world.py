@@ -35,6 +35,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 import trio
 
 from curvfs.errors import ConnectFailed, ConnectionLost, CurvfsError, EnvironmentError_
+from curvfs.ring import Ring, kernel_ring
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -406,6 +407,14 @@ class Disk(abc.ABC):
     def direct_io(self, fd: int) -> DirectIo:
         """Alignment that ``O_DIRECT`` needs on this file, as the kernel tells it."""
 
+    def resident_bytes(self, fd: int, offset_bytes: int, length_bytes: int) -> int:
+        """How much of a range lies in the page cache, in whole pages (``cachestat``); 0 where nobody tells."""
+        return 0
+
+    def ring(self, entries: int) -> Ring:
+        """An io_uring. Raises EnvironmentError_ with the reason where there is none."""
+        raise EnvironmentError_("This disk has no io_uring; use the threads engine.")
+
     # What follows is made of the above.
 
     def rename_noreplace(self, source: str, target: str) -> None:
@@ -520,6 +529,19 @@ class _StatxBuffer(ctypes.Structure):
     )
 
 
+class _CachestatRange(ctypes.Structure):
+    _fields_ = (("off", ctypes.c_uint64), ("len", ctypes.c_uint64))
+
+
+class _Cachestat(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
+    )
+
+
+#: The same number on every architecture (Linux 6.5).
+_SYS_CACHESTAT = 451
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _STATX_DIOALIGN = 0x2000
@@ -531,6 +553,7 @@ class RealDisk(Disk):
         libc = ctypes.CDLL(None, use_errno=True)
         self._statx = getattr(libc, "statx", None)
         self._renameat2 = getattr(libc, "renameat2", None)
+        self._syscall = libc.syscall
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -610,6 +633,16 @@ class RealDisk(Disk):
         if not buffer.stx_mask & _STATX_DIOALIGN:
             return DirectIo(0, 0)
         return DirectIo(buffer.stx_dio_mem_align, buffer.stx_dio_offset_align)
+
+    def resident_bytes(self, fd: int, offset_bytes: int, length_bytes: int) -> int:
+        asked, found = _CachestatRange(offset_bytes, length_bytes), _Cachestat()
+        arguments = (ctypes.c_long(_SYS_CACHESTAT), ctypes.c_uint(fd), ctypes.byref(asked), ctypes.byref(found))
+        if self._syscall(*arguments, ctypes.c_uint(0)) != 0:
+            return 0
+        return int(found.cached) * _PAGE_BYTES
+
+    def ring(self, entries: int) -> Ring:
+        return kernel_ring(entries)
 
 
 # -------------------------------------------------------------------------------------------------------- threads

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from curvfs.errors import ConfigError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Direct
 from kvstore.engine.base import Engine
-from kvstore.engine.threads import ThreadsEngine
+from kvstore.engine.uring import probed_engine
 from kvstore.geometry import Geometry
 from kvstore.keys import Identity, KeyChain
 from kvstore.store import KVStore
@@ -23,6 +24,8 @@ def open(
     prefix: str = "kv",
     chain_hash: str = "xxh3_128",
     depth: int = 8,
+    engine: Literal["auto", "threads", "uring"] = "auto",
+    page_cache: Literal["drop", "keep"] = "drop",
     timeout_s: float = 30.0,
     max_queued: int = 4096,
     staging_expiry_s: float = 600.0,
@@ -34,7 +37,9 @@ def open(
     ``prefix``: the KV prefix, a directory below the URL's (``.``: that directory itself). ``direct``: ``True`` direct
     where the file system takes it (else buffered, with one warning and in ``stats()``), ``False`` buffered,
     ``"required"`` refused here otherwise. ``chain_hash``: ``xxh3_128``, or ``sha256`` where tenants do not trust each
-    other. ``depth``: objects moved at once. ``timeout_s``: deadline of a put or get that names none. ``max_queued``:
+    other. ``depth``: objects moved at once. ``engine``: what moves them; ``auto`` is io_uring where it proves itself,
+    else threads. ``page_cache``: ``keep`` writes through the page cache, for hosts with memory to spare; what lies
+    there is read from there in any case. ``timeout_s``: deadline of a put or get that names none. ``max_queued``:
     pages under way before more are answered ``Miss.BUSY``. ``staging_expiry_s``: age at which another process's
     silent staging directory is taken for dead. ``lease_s``: how long a ``lookup`` keeps what it promised from those who
     evict, and may be repeated without asking. Raises ConfigError, EnvironmentError_, TransportError.
@@ -44,28 +49,40 @@ def open(
         geometry,
         direct=direct,
         prefix=prefix,
+        engine=engine,
+        page_cache=page_cache,
         counts={"depth": depth, "max_queued": max_queued},
         durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s, "lease_s": lease_s},
     )
     world = world or World.real()
     chain = KeyChain(identity, chain_hash=chain_hash)
-    engine = ThreadsEngine(world, depth=depth)
+    moving, engine_reason = probed_engine(world, engine, depth=depth)
     backend: Backend | None = None
     try:
-        backend = _open_backend(world, engine, url, prefix, direct, staging_expiry_s=staging_expiry_s, lease_s=lease_s)
+        backend = _open_backend(
+            world,
+            moving,
+            url,
+            prefix,
+            direct,
+            keep=page_cache == "keep",
+            staging_expiry_s=staging_expiry_s,
+            lease_s=lease_s,
+        )
         return KVStore(
             world,
             backend,
-            engine,
+            moving,
             chain,
             geometry,
             timeout_s=timeout_s,
             max_queued=max_queued,
             staging_expiry_s=staging_expiry_s,
             lease_s=lease_s,
+            engine_reason=engine_reason,
         )
     except BaseException:
-        engine.close(1.0)
+        moving.close(1.0)
         if backend is not None:
             backend.close()
         raise
@@ -77,6 +94,8 @@ def _check(
     *,
     direct: Direct,
     prefix: str,
+    engine: str,
+    page_cache: str,
     counts: dict[str, int],
     durations_s: dict[str, float],
 ) -> None:
@@ -97,13 +116,27 @@ def _check(
             raise ConfigError(f"{name} is {seconds}; give a positive number of seconds.")
     if direct not in (True, False, "required"):
         raise ConfigError(f"direct is {direct!r}; write True, False or 'required'.")
+    for name, word, words in (
+        ("engine", engine, ("auto", "threads", "uring")),
+        ("page_cache", page_cache, ("drop", "keep")),
+    ):
+        if word not in words:
+            raise ConfigError(f"{name} is {word!r}; write {' or '.join(words)}.")
     parts = prefix.split("/")
     if prefix != "." and (not all(parts) or any(part in (".", "..") or "\0" in part for part in parts)):
         raise ConfigError(f"{prefix!r} is not a KV prefix; name a directory below the URL's, such as kv.")
 
 
 def _open_backend(
-    world: World, engine: Engine, url: str, prefix: str, direct: Direct, *, staging_expiry_s: float, lease_s: float
+    world: World,
+    engine: Engine,
+    url: str,
+    prefix: str,
+    direct: Direct,
+    *,
+    keep: bool,
+    staging_expiry_s: float,
+    lease_s: float,
 ) -> Backend:
     scheme = url.partition("://")[0].lower()
     if scheme == "file":
@@ -119,6 +152,7 @@ def _open_backend(
             directory,
             prefix=prefix,
             direct=direct,
+            keep=keep,
             staging_expiry_s=staging_expiry_s,
             lease_s=lease_s,
         )
@@ -126,6 +160,13 @@ def _open_backend(
         from kvstore.backends.curvine import CurvineBackend
 
         return CurvineBackend(
-            world, engine, url, prefix=prefix, direct=direct, staging_expiry_s=staging_expiry_s, lease_s=lease_s
+            world,
+            engine,
+            url,
+            prefix=prefix,
+            direct=direct,
+            keep=keep,
+            staging_expiry_s=staging_expiry_s,
+            lease_s=lease_s,
         )
     raise ConfigError(f"{url!r} is no place for a store; write file:///directory or curvine://host:port/path.")

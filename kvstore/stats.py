@@ -21,6 +21,8 @@ class Stats:
     """One moment of a store. Byte counts are payload. ``get_misses`` and ``put_failures`` are by cause.
 
     ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
+    ``page_cache_reads``: objects read from the page cache, where they lay. ``engine`` and ``engine_reason`` say what
+    moves bytes, and why that.
     ``loans_copied``: pages whose memory could not be read into, and were copied. ``read_again``: objects that looked
     damaged and were sound when they were read by another path; ``quarantined``: those that were not. ``failing_puts``:
     how many puts in a row have failed up to now (0: healthy). ``last_error``: the last trouble.
@@ -31,7 +33,9 @@ class Stats:
     direct_reason: str
     alignment_bytes: int
     fallbacks: int
+    page_cache_reads: int
     engine: str
+    engine_reason: str
     depth: int
     slab_bytes: int
     slabs_in_use: int

@@ -66,10 +66,12 @@ class KVStore:
         max_queued: int,
         staging_expiry_s: float,
         lease_s: float,
+        engine_reason: str,
     ) -> None:
         self._world = world
         self._backend = backend
         self._engine = engine
+        self._engine_reason = engine_reason
         self._chain = chain
         self._timeout_s = timeout_s
         self._sweep_every_s = min(staging_expiry_s, max(lease_s, 1.0))
@@ -311,7 +313,9 @@ class KVStore:
             direct_reason=mode.reason,
             alignment_bytes=mode.alignment_bytes,
             fallbacks=self._backend.fallbacks,
+            page_cache_reads=self._backend.page_cache_reads,
             engine=self._engine.name,
+            engine_reason=self._engine_reason,
             depth=self._engine.depth,
             slab_bytes=slabs.size_bytes,
             slabs_in_use=slabs.in_use,

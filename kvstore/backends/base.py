@@ -9,12 +9,13 @@ from __future__ import annotations
 import abc
 import functools
 import logging
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from curvfs.errors import CurvfsError, EnvironmentError_
-from curvfs.world import DirectIo
+from curvfs.world import DirectIo, Disk
 from kvstore.header import ALIGNMENT_BYTES
 
 #: What callers ask for: direct where possible, never, or not at all otherwise.
@@ -111,6 +112,8 @@ class Backend(abc.ABC):
     mode: Mode
     #: Objects that moved otherwise than ``mode`` says: buffered, or over the network.
     fallbacks: int = 0
+    #: Objects that were read through the page cache because they lay there.
+    page_cache_reads: int = 0
     #: Asking first, for many objects at once, makes a following :meth:`open` cheaper.
     locates: bool
     #: How many objects are best opened, created and published together; 1 where that saves nothing.
@@ -183,6 +186,17 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Remove our staging directory, let go of everything; idempotent, never raises."""
+
+
+def cached_descriptor(disk: Disk, fd: int, length_bytes: int) -> int:
+    """A second descriptor of a file open with O_DIRECT, without it, when all of the file lies in the page cache; else
+    -1. Reading from memory beats any disk, and direct I/O would leave it there."""
+    if length_bytes and disk.resident_bytes(fd, 0, length_bytes) >= length_bytes:
+        try:
+            return disk.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # no /proc here
+            pass
+    return -1
 
 
 def _caught(function: Callable[[], T]) -> T | CurvfsError:

@@ -77,11 +77,13 @@ class CurvineBackend(Backend):
         *,
         prefix: str,
         direct: Direct,
+        keep: bool,
         staging_expiry_s: float,
         lease_s: float,
     ) -> None:
         self._world = world
         self._url = url
+        self._keep = keep
         self._disk = world.disk
         self._engine = engine
         self._where = url.partition("?")[0]
@@ -225,7 +227,7 @@ class CurvineBackend(Backend):
                     self._fs.filesystem.create_extent,
                     f"{self._staging.directory}/{name}",
                     size_bytes,
-                    direct=self.mode.direct,
+                    direct=self.mode.direct and not self._keep,
                     mode=_FILE_MODE,
                     xattrs={_BORN_XATTR: f"{self._staging.directory_id}/{name}".encode()},
                 )
@@ -340,9 +342,9 @@ class CurvineBackend(Backend):
         self._staging.close()
         self._fs.close()
 
-    def local_file(self, local: LocalExtent | None, path: str) -> OpenFile | None:
+    def local_file(self, local: LocalExtent | None, path: str, *, keep: bool = False) -> OpenFile | None:
         """A lent descriptor, with the alignment that its own file system asks for. Counts what belies the mode."""
-        if self.mode.direct and not (local is not None and local.direct):
+        if self.mode.direct and not (local is not None and (local.direct or keep)):
             self.fallbacks += 1
         if local is None:
             return None
@@ -370,6 +372,11 @@ class _CurvineReader(ObjectReader):
         extents = self._extents.extents
         local = extents[0] if len(extents) == 1 and isinstance(extents[0], LocalExtent) else None
         self._file = backend.local_file(local, self._extents.status.path)
+        if self._file is not None and local is not None and local.direct:
+            cached = backend._opened.through_cache(entry, local)
+            if cached >= 0:
+                backend.page_cache_reads += 1
+                self._file = OpenFile(cached, self._file.path)
         self.alignment_bytes = self._file.alignment_bytes if self._file is not None else 1
 
     def read(self, view: memoryview, offset_bytes: int = 0) -> int:
@@ -430,7 +437,7 @@ class _CurvineWriter(ObjectWriter):
         self._committed = False
 
     def write(self, view: memoryview) -> None:
-        file = self._backend.local_file(self._extent.local, self._extent.path)
+        file = self._backend.local_file(self._extent.local, self._extent.path, keep=self._backend._keep)
         if file is None:
             self._backend._fs.portal.run(self._extent.write, view, 0)
             return

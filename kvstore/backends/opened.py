@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from curvfs.api import SyncReadExtents
+from curvfs.api import LocalExtent, SyncReadExtents
 from curvfs.world import World
+from kvstore.backends.base import cached_descriptor
 
 
 @dataclass(slots=True)
@@ -48,6 +49,19 @@ class OpenedBlocks:
                 self.hits += 1
                 self._kept.move_to_end(key)
             return entry
+
+    def through_cache(self, entry: Opened, local: LocalExtent) -> int:
+        """A descriptor of the same file without O_DIRECT when all of it lies in the page cache now, else -1."""
+        if entry.through_cache < 0:
+            fd = cached_descriptor(self._disk, local.fd, local.length_bytes)
+            with self._lock:
+                if entry.through_cache < 0:
+                    entry.through_cache, fd = fd, -1
+            if fd >= 0:
+                self._disk.close(fd)
+            return entry.through_cache
+        resident = self._disk.resident_bytes(local.fd, 0, local.length_bytes) >= local.length_bytes
+        return entry.through_cache if resident else -1
 
     def give_back(self, entry: Opened, *, keep: bool) -> None:
         """Done with an entry; ``keep``: it may be used again."""

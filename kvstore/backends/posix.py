@@ -20,6 +20,7 @@ from kvstore.backends.base import (
     ObjectReader,
     ObjectWriter,
     alignment_of,
+    cached_descriptor,
     settle_mode,
 )
 from kvstore.backends.staging import Entry, Staging
@@ -60,11 +61,13 @@ class PosixBackend(Backend):
         *,
         prefix: str,
         direct: Direct,
+        keep: bool,
         staging_expiry_s: float,
         lease_s: float,
     ) -> None:
         self._disk = world.disk
         self._engine = engine
+        self._keep = keep
         self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         store = _PosixStaging(world.disk)
@@ -176,13 +179,18 @@ class PosixBackend(Backend):
         with _mapped("Opening", self._path(name)):
             self._refuse_links(name)
 
-    def _open(self, path: str, *, direct: bool) -> ObjectReader:
+    def _open(self, path: str, *, direct: bool, from_cache: bool = True) -> ObjectReader:
         with _mapped("Opening", path):
             fd = self._disk.open(path, _READ_FLAGS | (os.O_DIRECT if direct else 0))
             try:
                 status = self._disk.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a regular file", path)
+                cached = cached_descriptor(self._disk, fd, status.st_size) if direct and from_cache else -1
+                if cached >= 0:
+                    self.page_cache_reads += 1
+                    direct, fd, surplus = False, cached, fd
+                    self._disk.close(surplus)
             except BaseException:
                 self._disk.close(fd)
                 raise
@@ -192,7 +200,7 @@ class PosixBackend(Backend):
     def open_otherwise(self, name: str) -> ObjectReader:
         self._checked(name)
         try:
-            return self._open(self._path(name), direct=not self.mode.direct)
+            return self._open(self._path(name), direct=not self.mode.direct, from_cache=False)
         except CurvfsError as error:
             if error.errno_ != errno.EINVAL or self.mode.direct:
                 raise
@@ -243,7 +251,8 @@ class PosixBackend(Backend):
         return ()
 
     def create(self, name: str, size_bytes: int) -> ObjectWriter:
-        flags = _STAGE_FLAGS | (os.O_DIRECT if self.mode.direct else 0)
+        direct = self.mode.direct and not self._keep
+        flags = _STAGE_FLAGS | (os.O_DIRECT if direct else 0)
         staged = f"{self._staging.directory}/{self._staging.new_name()}"
         with _mapped("Staging", staged):
             try:
@@ -251,7 +260,7 @@ class PosixBackend(Backend):
             except FileNotFoundError:  # swept between two signs of life
                 self._staging.open()
                 fd = self._disk.open(staged, flags, _FILE_MODE)
-        return _PosixWriter(self, OpenFile(fd, staged, self.mode.alignment_bytes), name)
+        return _PosixWriter(self, OpenFile(fd, staged, self.mode.alignment_bytes if direct else 1), name)
 
     def publish(self, staged: str, name: str) -> bool:
         target = self._path(name)

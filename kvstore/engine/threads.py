@@ -10,7 +10,7 @@ from curvfs.world import World
 from kvstore.engine.base import Engine, OpenFile
 
 #: Calls in a row that may come back without progress (interrupted, or shorter than the alignment) before we give up.
-_FRUITLESS_LIMIT = 100
+FRUITLESS_LIMIT = 100
 #: Pieces of memory that one call takes.
 _IOV_MAX = 1024
 
@@ -40,7 +40,7 @@ class ThreadsEngine(Engine):
             reached = done if count is None else done + count
             step = reached if reached == wanted else align_down(reached, file.alignment_bytes)
             fruitless = 0 if step > done else fruitless + 1
-            if fruitless > _FRUITLESS_LIMIT:
+            if fruitless > FRUITLESS_LIMIT:
                 if count is None:
                     raise OSError(errno.EAGAIN, "the read was interrupted again and again", file.path)
                 return reached
@@ -57,7 +57,7 @@ class ThreadsEngine(Engine):
             reached = done + count
             step = reached if reached == len(view) else align_down(reached, file.alignment_bytes)
             fruitless = 0 if step > done else fruitless + 1
-            if fruitless > _FRUITLESS_LIMIT:
+            if fruitless > FRUITLESS_LIMIT:
                 raise OSError(errno.EIO, "writes make no progress", file.path)
             done = step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -15,23 +16,60 @@ from typing import Any
 import pytest
 
 import kvstore
-from curvfs.errors import CurvfsError, UsageError
+from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, UsageError
+from curvfs.ring import Ring, RingCall
 from curvfs.world import RealDisk, World
 from kvstore import Geometry, Identity, KVStore, Miss
 from kvstore.engine.base import OpenFile
 from kvstore.engine.threads import ThreadsEngine
+from kvstore.engine.uring import probed_engine
 from kvstore.keys import PageKey
-from tests.t3_kvstore.places import Directory, empty, pages, untouched
+from tests.t3_kvstore.places import Directory, Place, empty, pages, payload, untouched
 
 PAGE = Geometry.raw(1 << 20, page_tokens=4)
+
+
+def has_ring() -> bool:
+    try:
+        RealDisk().ring(2).close()
+    except EnvironmentError_:
+        return False
+    return True
+
+
+ENGINES = ["threads", pytest.param("uring", marks=pytest.mark.skipif(not has_ring(), reason="no io_uring here"))]
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+class BrokenRing(Ring):
+    """A ring of the kernel between which and the caller something stands, once the self-test is over."""
+
+    def __init__(self, ring: Ring, meet: Callable[[RingCall], RingCall | int]) -> None:
+        self.entries = ring.entries
+        self._ring = ring
+        self._meet = meet
+        self._proven = 0
+
+    def run(self, calls: Sequence[RingCall]) -> list[int]:
+        self._proven += 1
+        if self._proven <= 2:
+            return self._ring.run(calls)
+        met = [self._meet(call) for call in calls]
+        made = [call for call in met if isinstance(call, RingCall) and len(call.view)]
+        done = iter(self._ring.run(made))
+        return [(next(done) if len(call.view) else 0) if isinstance(call, RingCall) else -call for call in met]
+
+    def close(self) -> None:
+        self._ring.close()
 
 
 class FaultyDisk(RealDisk):
     """A real disk on which ``preadv`` and ``pwritev`` meet what ``fault(call number, bytes asked)`` says: an OSError to
     raise, or how many bytes the call may move at most."""
 
-    def __init__(self, fault: Callable[[int, int], OSError | int | None]) -> None:
+    def __init__(self, fault: Callable[[int, int], OSError | int | None], engine: str = "threads") -> None:
         super().__init__()
+        self.engine = engine
         self.fault = fault
         self.calls = 0
         self._lock = threading.Lock()
@@ -44,6 +82,19 @@ class FaultyDisk(RealDisk):
         if isinstance(met, OSError):
             raise met
         return size_bytes if met is None else met
+
+    def ring(self, entries: int) -> Ring:
+        if self.engine != "uring":
+            raise EnvironmentError_("not wanted")
+        return BrokenRing(super().ring(entries), self._ring_call)
+
+    def _ring_call(self, call: RingCall) -> RingCall | int:
+        """The call to make instead, or the errno it fails with."""
+        try:
+            at_most = self._met(len(call.view))
+        except OSError as error:
+            return error.errno or 0
+        return dataclasses.replace(call, view=call.view[: at_most // 512 * 512])
 
     def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
         view = memoryview(buffers[0])
@@ -65,12 +116,22 @@ class FaultyDisk(RealDisk):
 class StuckDisk(RealDisk):
     """A real disk whose reads or writes wait, while ``stuck`` is set, until they are let go."""
 
-    def __init__(self, call: str) -> None:
+    def __init__(self, call: str, engine: str = "threads") -> None:
         super().__init__()
+        self.engine = engine
         self._call = call
         self.stuck = False
         self.go = threading.Event()
         self.waiting = threading.Semaphore(0)
+
+    def ring(self, entries: int) -> Ring:
+        if self.engine != "uring":
+            raise EnvironmentError_("not wanted")
+        return BrokenRing(super().ring(entries), self._ring_call)
+
+    def _ring_call(self, call: RingCall) -> RingCall | int:
+        self._wait("write" if call.write else "read")
+        return call
 
     def _wait(self, call: str) -> None:
         if self.stuck and call == self._call:
@@ -97,14 +158,15 @@ def filled(directory: Directory, count: int) -> list[bytearray]:
     return content
 
 
+@each_engine
 @pytest.mark.parametrize("direct", [True, False])
-def test_short_and_interrupted_calls_are_gone_on_with(directory: Directory, direct: bool) -> None:
+def test_short_and_interrupted_calls_are_gone_on_with(directory: Directory, engine: str, direct: bool) -> None:
     def fault(number: int, size: int) -> OSError | int | None:
         if number % 10 == 0:
             return OSError(errno.EINTR if number % 20 else errno.EAGAIN, "again")
         return size // 2 + (7 if number % 2 else 0) if number % 3 == 0 and size > 4096 else None
 
-    disk = FaultyDisk(fault)
+    disk = FaultyDisk(fault, engine)
     store = directory.open(PAGE, world=World(disk=disk), direct=direct, depth=16)
     count = 60
     content = pages(PAGE, count)
@@ -126,13 +188,14 @@ def test_a_read_that_ends_early_is_done_again_by_another_path(directory: Directo
     assert (store.stats().read_again, store.stats().quarantined) == (1, 0)
 
 
+@each_engine
 @pytest.mark.parametrize(
     ("number", "miss"),
     [(errno.EIO, Miss.IO), (errno.ENOSPC, Miss.NO_SPACE), (errno.EDQUOT, Miss.NO_SPACE), (errno.EACCES, Miss.DENIED)],
 )
-def test_failed_writes_are_told_and_leave_nothing(directory: Directory, number: int, miss: Miss) -> None:
+def test_failed_writes_are_told_and_leave_nothing(directory: Directory, engine: str, number: int, miss: Miss) -> None:
     broken = [False]
-    disk = FaultyDisk(lambda call, size: OSError(number, os.strerror(number)) if broken[0] else None)
+    disk = FaultyDisk(lambda call, size: OSError(number, os.strerror(number)) if broken[0] else None, engine)
     store = directory.open(PAGE, world=World(disk=disk))
     broken[0] = True
     transfer = store.put(keys_of(store, 3), pages(PAGE, 3))
@@ -149,7 +212,8 @@ def test_failed_writes_are_told_and_leave_nothing(directory: Directory, number: 
     assert store.stats().failing_puts == 0
 
 
-def test_one_failed_read_does_not_touch_its_neighbours_nor_the_file(directory: Directory) -> None:
+@each_engine
+def test_one_failed_read_does_not_touch_its_neighbours_nor_the_file(directory: Directory, engine: str) -> None:
     content = filled(directory, 8)
     failed = [True]
 
@@ -159,7 +223,7 @@ def test_one_failed_read_does_not_touch_its_neighbours_nor_the_file(directory: D
             return OSError(errno.EIO, "broken")
         return None
 
-    store = directory.open(PAGE, world=World(disk=FaultyDisk(fault)))
+    store = directory.open(PAGE, world=World(disk=FaultyDisk(fault, engine)))
     got = empty(PAGE, 8)
     results = store.get(keys_of(store, 8), got).result()
     broken = results.index(Miss.IO)
@@ -218,8 +282,9 @@ def test_every_worker_stuck_is_a_deadline_for_all_and_no_end(directory: Director
     until(lambda: store.stats().in_flight == 0)
 
 
-def test_a_put_given_up_lets_go_of_the_callers_memory(directory: Directory) -> None:
-    disk = StuckDisk("write")
+@each_engine
+def test_a_put_given_up_lets_go_of_the_callers_memory(directory: Directory, engine: str) -> None:
+    disk = StuckDisk("write", engine)
     store = directory.open(PAGE, world=World(disk=disk))
     disk.stuck = True
     source = pages(PAGE, 1)
@@ -235,9 +300,10 @@ def test_a_put_given_up_lets_go_of_the_callers_memory(directory: Directory) -> N
     assert got[0] == wanted
 
 
-def test_cancel(directory: Directory) -> None:
+@each_engine
+def test_cancel(directory: Directory, engine: str) -> None:
     filled(directory, 4)
-    disk = StuckDisk("read")
+    disk = StuckDisk("read", engine)
     store = directory.open(PAGE, world=World(disk=disk), depth=1)
     disk.stuck = True
     got = empty(PAGE, 4)
@@ -250,9 +316,10 @@ def test_cancel(directory: Directory) -> None:
     assert untouched(got)
 
 
-def test_closing_with_requests_under_way_is_bounded(directory: Directory) -> None:
+@each_engine
+def test_closing_with_requests_under_way_is_bounded(directory: Directory, engine: str) -> None:
     filled(directory, 4)
-    disk = StuckDisk("read")
+    disk = StuckDisk("read", engine)
     store = directory.open(PAGE, world=World(disk=disk), depth=1)
     disk.stuck = True
     got = empty(PAGE, 4)
@@ -342,39 +409,135 @@ def test_an_unforeseen_failure_is_a_miss_and_the_worker_lives(directory: Directo
 
 
 class TestEngine:
-    """The engine by itself."""
+    """The engines by themselves: what is asked of one is asked of all."""
 
-    def engine(self, fault: Callable[[int, int], OSError | int | None]) -> ThreadsEngine:
-        return ThreadsEngine(World(disk=FaultyDisk(fault)), depth=1)
+    def engine(self, name: str, fault: Callable[[int, int], OSError | int | None]) -> ThreadsEngine:
+        disk = FaultyDisk(lambda number, size: None, name)
+        found, _ = probed_engine(World(disk=disk), name, depth=1)
+        assert found.name == name
+        disk.fault, disk.calls = fault, 0  # after the self-test
+        return found
 
     def open(self, path: Path, size: int) -> OpenFile:
         path.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
-        return OpenFile(os.open(path, os.O_RDWR), str(path), 4096)
+        return OpenFile(os.open(path, os.O_RDWR), str(path), 512)
 
-    def test_the_end_of_a_file_is_not_an_error(self, tmp_path: Path) -> None:
-        engine, file = self.engine(lambda number, size: None), self.open(tmp_path / "f", 5000)
-        assert engine.read(file, memoryview(bytearray(8192))) == 5000
+    @each_engine
+    def test_the_end_of_a_file_is_not_an_error(self, tmp_path: Path, engine: str) -> None:
+        moving, file = self.engine(engine, lambda number, size: None), self.open(tmp_path / "f", 5000)
+        view = memoryview(bytearray(8192))
+        assert moving.read(file, view) == 5000
+        assert view[:5000] == (tmp_path / "f").read_bytes()
+        assert moving.read(file, view, 4096) == 904
+        assert moving.read(file, view, 8192) == 0
         os.close(file.fd)
-        engine.close(1)
+        assert moving.close(1)
 
-    def test_calls_that_never_move_a_byte_end_in_an_error(self, tmp_path: Path) -> None:
+    @each_engine
+    def test_many_pieces_of_memory(self, tmp_path: Path, engine: str) -> None:
+        size = 40 << 20  # more pieces than a ring takes at once
+        moving, file = (
+            self.engine(engine, lambda number, size: size // 2 if number % 7 == 3 else None),
+            self.open(tmp_path / "f", 0),
+        )
+        content = memoryview(payload(size, 1))
+        moving.write(file, content)
+        assert (tmp_path / "f").read_bytes() == content
+        views = [memoryview(bytearray(length)) for length in (4096, 512, (5 << 20), 0, 1 << 20, size)]
+        at, total = 8192, sum(map(len, views))
+        assert moving.readv(file, views, at) == size - at
+        assert b"".join(views)[: size - at] == content[at:]
+        assert total > size - at
+        os.close(file.fd)
+        moving.close(1)
+
+    @each_engine
+    def test_calls_that_never_move_a_byte_end_in_an_error(self, tmp_path: Path, engine: str) -> None:
         file = self.open(tmp_path / "f", 8192)
         for fault in (lambda number, size: OSError(errno.EINTR, "again"), lambda number, size: min(size, 100)):
-            engine = self.engine(fault)
+            moving = self.engine(engine, fault)
             with pytest.raises(OSError):
-                engine.write(file, memoryview(bytearray(8192)))
-            engine.close(1)
-        engine = self.engine(lambda number, size: OSError(errno.EINTR, "again"))
+                moving.write(file, memoryview(bytearray(8192)))
+            moving.close(1)
+        moving = self.engine(engine, lambda number, size: OSError(errno.EINTR, "again"))
         with pytest.raises(OSError):
-            engine.read(file, memoryview(bytearray(8192)))
+            moving.read(file, memoryview(bytearray(8192)))
         os.close(file.fd)
-        engine.close(1)
+        moving.close(1)
 
-    def test_a_closed_engine_takes_no_jobs(self) -> None:
-        engine = self.engine(lambda number, size: None)
-        assert engine.close(1)
+    @each_engine
+    def test_an_error_at_any_call_is_told(self, tmp_path: Path, engine: str) -> None:
+        file = self.open(tmp_path / "f", 4 << 20)
+        for at in range(1, 5):
+            moving = self.engine(
+                engine, lambda number, size, at=at: OSError(errno.EIO, "x") if number == at else 1 << 20
+            )
+            for move in (moving.read, moving.write):
+                disk = moving._disk
+                assert isinstance(disk, FaultyDisk)
+                disk.calls = 0
+                with pytest.raises(OSError) as caught:
+                    move(file, memoryview(bytearray(4 << 20)))
+                assert caught.value.errno == errno.EIO
+            moving.close(1)
+        os.close(file.fd)
+
+    @each_engine
+    def test_a_closed_engine_takes_no_jobs(self, engine: str) -> None:
+        moving = self.engine(engine, lambda number, size: None)
+        assert moving.close(1)
         with pytest.raises(CurvfsError):
-            engine.submit(lambda: None)
+            moving.submit(lambda: None)
+
+    def test_the_choice_is_told(self, directory: Directory) -> None:
+        without = World(disk=FaultyDisk(lambda number, size: None))
+        stats = directory.open(PAGE, world=without).stats()
+        assert (stats.engine, stats.engine_reason) == ("threads", "not wanted")
+        with pytest.raises(EnvironmentError_, match="not wanted"):
+            directory.open(PAGE, world=without, engine="uring")
+        assert directory.open(PAGE, engine="threads").stats().engine_reason == "asked for"
+        with pytest.raises(ConfigError, match="engine"):
+            directory.open(PAGE, engine="aio")
+        if has_ring():
+            stats = directory.open(PAGE).stats()
+            assert (stats.engine, stats.engine_reason) == ("uring", "proven by its self-test")
+
+    @pytest.mark.skipif(not has_ring(), reason="no io_uring here")
+    def test_a_ring_that_lies_is_not_used(self, directory: Directory) -> None:
+        class Lying(Ring):
+            entries = 4
+
+            def run(self, calls: Sequence[RingCall]) -> list[int]:
+                return [len(call.view) for call in calls]
+
+            def close(self) -> None:
+                pass
+
+        class LyingDisk(RealDisk):
+            def ring(self, entries: int) -> Ring:
+                return Lying()
+
+        stats = directory.open(PAGE, world=World(disk=LyingDisk())).stats()
+        assert stats.engine == "threads"
+        assert "self-test" in stats.engine_reason
+
+
+def test_what_lies_in_the_page_cache_is_read_from_there(place: Place) -> None:
+    keeping, dropping = place.open(PAGE, page_cache="keep"), place.open(PAGE)
+    if not keeping.stats().direct:
+        pytest.skip("no direct I/O here")
+    content, got = pages(PAGE, 8), empty(PAGE, 8)
+    assert all(keeping.put(keys_of(keeping, 4), content[:4]).result())
+    assert all(dropping.put(keys_of(dropping, 8)[4:], content[4:]).result())
+    assert all(dropping.get(keys_of(dropping, 8), got).result())
+    assert got == content
+    assert dropping.stats().page_cache_reads == 4
+    assert dropping.stats().fallbacks == keeping.stats().fallbacks == 0
+    assert all(dropping.get(keys_of(dropping, 8)[:4], got[:4]).result())
+    assert dropping.stats().page_cache_reads == 8
+    # What was read directly did not come into the page cache.
+    assert all(dropping.get(keys_of(dropping, 8)[4:], got[4:]).result())
+    assert dropping.stats().page_cache_reads == 8
 
 
 def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
