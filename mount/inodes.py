@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from curvfs.api import FileKind, FileStatus
 from curvfs.errors import CurvfsError, NotFound
-from mount.seal import is_prefix, is_sealed
+from mount.seal import is_prefix, is_sealed, is_sealed_outside
 
 if TYPE_CHECKING:
     from mount.handles import NodeWriter
@@ -234,13 +234,18 @@ class NodeTable:
         self.drop_unused(node)
 
     def judge(self, node: Node) -> None:
-        """Decide anew whether a node is sealed: by its birth place, if it is a file of a KV prefix."""
+        """Decide anew whether a node is sealed: by its birth place, if it is a file of a KV prefix, and by what
+        it shares with one elsewhere."""
         place = node.place
         if node.private is not None or place is None or not node.status.is_file:
             node.sealed = False
             return
         parent, name = place
-        node.sealed = is_sealed(node.status.xattrs, parent.file_id, name) and self.prefix_of(parent) is not None
+        xattrs = node.status.xattrs
+        if self.prefix_of(parent) is not None:
+            node.sealed = is_sealed(xattrs, parent.file_id, name)
+        else:
+            node.sealed = is_sealed_outside(xattrs, node.status.nlink)
 
     def looked_up(self, node: Node) -> None:
         """The kernel is about to be told of a node: it counts one lookup, and so do we."""

@@ -278,9 +278,15 @@ class Naming:
         self._table.name(node, *target, alone=False)
         self._table.judge(node)
         node.pins -= 1
-        if node.sealed and node.writers:
-            node.detached = True
-            self._table.part_from(node)
+        self._part_from_writers(node)
+
+    def _part_from_writers(self, node: Node) -> bool:
+        """Does anybody have a file open for writing that has just been sealed? Then their node is no longer its own."""
+        if not (node.sealed and node.writers):
+            return False
+        node.detached = True
+        self._table.part_from(node)
+        return True
 
     async def _publish_writers(self, node: Node) -> None:
         """Writers know the path that their file had: close those of a file, or below a directory, that moves."""
@@ -333,7 +339,7 @@ class Naming:
                 return await self._link_private(private, target)
             if node.away is not None:
                 raise NotFound("The file has been removed.", kind=8)
-            sealed_here = await self._publisher.seal_before_move(node, target) or await self._seal_own_place(node)
+            sealed_here = await self._publisher.seal_before_link(node, target)
             if node.writer is not None:
                 await node.writer.publish(close=True)
             try:
@@ -345,12 +351,10 @@ class Naming:
             parent.changes += 1
             if status.id != node.file_id:
                 status = await self._fs.stat(self._table.path_of(parent, name))
-            return self.seen(status, parent, name)
-
-    async def _seal_own_place(self, node: Node) -> bool:
-        """A second name that lies outside the KV prefix still seals the first one, which lies inside."""
-        place = node.place
-        return place is not None and not node.sealed and await self._publisher.seal_before_move(node, place)
+            linked = self.seen(status, parent, name)
+            if self._part_from_writers(linked):
+                linked = self.seen(status, parent, name)
+            return linked
 
     async def _link_private(self, private: PrivateFile, target: tuple[Node, str]) -> Node:
         if private.has_failed or self._publisher.has_unflushed(private):
@@ -367,6 +371,7 @@ class Naming:
     async def _move_alias(self, source: tuple[Node, str], target: tuple[Node, str], *, replace: bool) -> None:
         """Rename a name that a link left behind: the file gets that second name in the store after all."""
         node = self._publisher.aliases[source]
+        await self._publisher.seal_before_link(node, target)
         path = self._table.path_of(*target)
         if replace and await self._fs.exists(path):
             scratch = self._publisher.orphanage(target[0])

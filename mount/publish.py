@@ -258,12 +258,25 @@ class Publisher:
         target[0].changes += 1
 
     async def seal_before_move(self, node: Node, target: Place) -> bool:
-        """An ordinary or unmarked file is about to be moved into a KV prefix: set its seal when the new place alone
-        would not seal it. True when it was set here."""
+        """A file is about to be moved into a KV prefix: set its seal when the new place alone would not seal it under
+        all of its names. True when it was set here."""
         parent, name = target
         if not node.status.is_file or self._table.prefix_of(parent) is None:
             return False
-        if not must_seal_first(node.status.xattrs, parent.file_id, name):
+        if node.status.nlink <= 1 and not must_seal_first(node.status.xattrs, parent.file_id, name):
+            return False
+        return await self._seal(node)
+
+    async def seal_before_link(self, node: Node, target: Place) -> bool:
+        """A file is about to get a second name, and one of the two is in a KV prefix: set its seal, which holds under
+        both. True when it was set here."""
+        directories = [target[0]] if node.place is None else [target[0], node.place[0]]
+        if not node.status.is_file or all(self._table.prefix_of(directory) is None for directory in directories):
+            return False
+        return await self._seal(node)
+
+    async def _seal(self, node: Node) -> bool:
+        if SEALED_XATTR in node.status.xattrs:
             return False
         node.status = await self._fs.set_attr(self._table.path(node), xattrs={SEALED_XATTR: b"1"})
         return True

@@ -6,7 +6,8 @@ every mount sees it, after every restart:
 * ``curvfs.kv`` on a directory makes it a KV prefix: everything below follows these rules.
 * ``curvfs.born`` on a file, given at create, names the place it was asked for: ``<id of the directory>/<name>``. A
   file that is not at its birth place is sealed. A file without it was made by another client and is ordinary.
-* ``curvfs.sealed`` on a file seals it wherever it is.
+* ``curvfs.sealed`` on a file seals it wherever it is in a KV prefix. Every file with several names of which one is in a
+  prefix carries it, and it seals the names outside too: they share the object's bytes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def must_seal_first(xattrs: Mapping[str, bytes], directory_id: int, name: str) -
     """Would a file with these attributes, moved to that place of a KV prefix, *not* be sealed there by its birth
     place alone? Then ``curvfs.sealed`` must be set before the move."""
     return not is_sealed(xattrs, directory_id, name)
+
+
+def is_sealed_outside(xattrs: Mapping[str, bytes], names: int) -> bool:
+    """Is a file with these attributes and so many names sealed under those that are in no KV prefix?"""
+    return SEALED_XATTR in xattrs and names > 1
 
 
 def is_prefix(status: FileStatus) -> bool:

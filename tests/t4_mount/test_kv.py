@@ -267,6 +267,37 @@ def test_the_link_of_an_ordinary_file_seals_both_names(kv: Path) -> None:
     assert_sealed(kv / "a", b"content")
 
 
+def test_a_name_outside_is_no_way_around_the_seal(mount: Mount, kv: Path, place: Path) -> None:
+    publish(kv, "a", b"content")
+    os.link(kv / "a", place / "out")
+    assert_sealed(place / "out", b"content")
+    publish(kv, "b", b"content")
+    os.link(kv / "b", kv / "b2")
+    os.rename(kv / "b2", place / "b2")
+    assert_sealed(place / "b2", b"content")
+    (place / "c").write_bytes(b"content")
+    os.link(place / "c", place / "c2")
+    os.rename(place / "c", kv / "c")
+    assert_sealed(place / "c2", b"content")
+    for path in (kv / "a", kv / "b", kv / "c"):
+        assert_sealed(path, b"content")
+    os.unlink(kv / "a")
+    (place / "out").write_bytes(b"nobody else's")
+    assert (place / "out").read_bytes() == b"nobody else's"
+
+
+def test_linked_in_while_open_for_writing(kv: Path, place: Path) -> None:
+    (place / "a").write_bytes(b"content")
+    fd = os.open(place / "a", os.O_WRONLY)
+    try:
+        os.link(place / "a", kv / "a")
+        refused(errno.EPERM, lambda: os.pwrite(fd, b"changed", 0))
+    finally:
+        os.close(fd)
+    assert_sealed(kv / "a", b"content")
+    assert_sealed(place / "a", b"content")
+
+
 def test_back_to_the_birth_place(kv: Path) -> None:
     publish(kv, "a", b"content")
     os.rename(kv / "a", kv / "a.tmp")
