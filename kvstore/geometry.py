@@ -70,12 +70,14 @@ def dtype_named(name: object) -> Dtype:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a page. ``group_bytes``: the contiguous piece that a reader may want alone."""
+    """One tensor of a page. ``group_bytes``: the contiguous piece that a reader may want alone. ``head_axis``: the
+    dimension that tensor parallelism splits; -1 when every rank holds all of it."""
 
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
     group_bytes: int
+    head_axis: int = -1
 
     @property
     def size_bytes(self) -> int:
@@ -189,6 +191,8 @@ class Geometry:
         pp_size: int = 1,
         stage_layers: Sequence[int] | None = None,
         unit_heads: int | None = None,
+        scales: str = "",
+        scale_dtype: object = "float32",
     ) -> Geometry:
         """Multi-head or grouped-query attention: tensors ``layer.<i>.k`` and ``layer.<i>.v`` for every layer.
 
@@ -196,7 +200,9 @@ class Geometry:
         ``(heads, page_tokens, dim)`` with order ``hnd``, ``(page_tokens, heads, dim)`` with ``nhd``. With more ranks
         than heads, ranks that hold the same heads share one object. ``stage_layers``: layers of each pipeline stage
         where they are not equal. ``unit_heads``: heads of the smallest shard that will ever read these pages; default
-        the heads of this rank. Raises ConfigError.
+        the heads of this rank. ``scales``: quantized pages carry the factors of their numbers in one tensor ``scales``:
+        ``head`` of shape ``(layers, 2, heads)``, ``token`` of ``(layers, 2, heads, page_tokens)``, heads and tokens
+        swapped with ``nhd``. Raises ConfigError.
         """
         if order not in ("hnd", "nhd"):
             raise ConfigError(f"{order!r} is not an order of a page's dimensions; write hnd or nhd.")
@@ -204,24 +210,86 @@ class Geometry:
         value_dim = head_dim if value_dim is None else value_dim
         _positive(value_dim=value_dim)
         number = dtype_named(dtype)
-        shard = Shard(tp_rank, tp_size, pp_rank, pp_size)
-        if tp_size > kv_heads and tp_size % kv_heads == 0:
-            shard = Shard(tp_rank * kv_heads // tp_size, kv_heads, pp_rank, pp_size)
-        if kv_heads % shard.tp_size:
-            raise ConfigError(f"{kv_heads} KV heads do not split over {tp_size} ranks; give a tp_size that divides.")
-        heads = kv_heads // shard.tp_size
+        shard, heads = _shard_of_heads(kv_heads, tp_rank, tp_size, pp_rank, pp_size)
         unit_heads = heads if unit_heads is None else unit_heads
         if unit_heads < 1 or heads % unit_heads:
             raise ConfigError(f"unit_heads {unit_heads} does not divide the {heads} KV heads of this rank.")
+        stage = _stage(layers, shard, stage_layers)
         tensors = []
-        for layer in _stage(layers, shard, stage_layers):
+        layout = f"attention-1:{order}:layers={layers}:heads={kv_heads}:k={head_dim}:v={value_dim}"
+        if scales:
+            factor = dtype_named(scale_dtype)
+            if scales not in ("head", "token"):
+                raise ConfigError(f"{scales!r} is no kind of scales; write head or token.")
+            sizes = {"head": (heads,), "token": (heads, page_tokens) if order == "hnd" else (page_tokens, heads)}
+            shape = (len(stage), 2, *sizes[scales])
+            axis = 3 if scales == "token" and order == "nhd" else 2
+            tensors.append(TensorSpec("scales", factor, shape, prod(shape) * factor.size_bytes, axis))
+            layout += f":scales={scales}-{factor.name}"
+        for layer in stage:
             for name, dim in (("k", head_dim), ("v", value_dim)):
                 shape = (heads, page_tokens, dim) if order == "hnd" else (page_tokens, heads, dim)
                 group_heads = unit_heads if order == "hnd" else heads
                 group_bytes = group_heads * page_tokens * dim * number.size_bytes
-                tensors.append(TensorSpec(f"layer.{layer}.{name}", number, shape, group_bytes))
-        layout = f"attention-1:{order}:layers={layers}:heads={kv_heads}:k={head_dim}:v={value_dim}"
+                axis = 0 if order == "hnd" else 1
+                tensors.append(TensorSpec(f"layer.{layer}.{name}", number, shape, group_bytes, axis))
         return cls(tuple(tensors), page_tokens, number.name, layout, shard)
+
+    @classmethod
+    def packed(
+        cls,
+        pack: str,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: object,
+        page_tokens: int,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        pp_rank: int = 0,
+        pp_size: int = 1,
+        stage_layers: Sequence[int] | None = None,
+    ) -> Geometry:
+        """Pages as an engine has them in one piece. ``pack`` names the dimensions in order: ``k`` K or V (2), ``l``
+        layer, ``t`` token, ``h`` head, ``d`` head_dim.
+
+        ``klthd``: one tensor ``kv``, as LMCache's ``[2, layers, tokens, heads * dim]`` and SGLang's page_first_direct.
+        ``ktlhd``: one tensor ``kv``, as SGLang's page_first. ``lkthd`` and ``lkhtd``: a tensor ``layer.<i>.kv`` for
+        each layer, as a block of vLLM's paged cache. Raises ConfigError.
+        """
+        if pack not in ("klthd", "ktlhd", "lkthd", "lkhtd"):
+            raise ConfigError(f"{pack!r} is not a way to pack pages; write klthd, ktlhd, lkthd or lkhtd.")
+        _positive(layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_tokens=page_tokens)
+        number = dtype_named(dtype)
+        shard, heads = _shard_of_heads(kv_heads, tp_rank, tp_size, pp_rank, pp_size)
+        stage = _stage(layers, shard, stage_layers)
+        sizes = {"k": 2, "l": len(stage), "t": page_tokens, "h": heads, "d": head_dim}
+        words = pack.removeprefix("l")
+        shape = tuple(sizes[word] for word in words)
+        names = [f"layer.{layer}.kv" for layer in stage] if pack[0] == "l" else ["kv"]
+        group = {"klthd": "thd", "ktlhd": "tlhd", "lkthd": "thd", "lkhtd": "htd"}[pack]
+        group_bytes = prod(sizes[word] for word in group) * number.size_bytes
+        tensors = tuple(TensorSpec(name, number, shape, group_bytes, words.index("h")) for name in names)
+        layout = f"packed-1:{pack}:layers={layers}:heads={kv_heads}:dim={head_dim}"
+        return cls(tensors, page_tokens, number.name, layout, shard)
+
+    def resplit(self, tp_rank: int, tp_size: int) -> Geometry:
+        """The same pages as another tensor-parallel rank keeps them, ``tp_size`` as objects are split. Units are those
+        of this geometry's kind, whatever their writer chose. Raises ConfigError."""
+        shard = Shard(tp_rank, tp_size, self.shard.pp_rank, self.shard.pp_size)
+        tensors = []
+        for spec in self.tensors:
+            axis = spec.head_axis
+            if axis >= 0:
+                heads = spec.shape[axis] * self.shard.tp_size
+                if heads % tp_size:
+                    raise ConfigError(f"{heads} heads do not split over {tp_size} ranks; give a size that divides.")
+                shape = (*spec.shape[:axis], heads // tp_size, *spec.shape[axis + 1 :])
+                size_bytes = prod(shape) * spec.dtype.size_bytes
+                spec = TensorSpec(spec.name, spec.dtype, shape, size_bytes, axis)
+            tensors.append(spec)
+        return Geometry(tuple(tensors), self.page_tokens, self.dtype, self.layout, shard)
 
     @classmethod
     def mla(
@@ -278,6 +346,16 @@ def _positive(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise ConfigError(f"{name} is {number}; give at least 1.")
+
+
+def _shard_of_heads(kv_heads: int, tp_rank: int, tp_size: int, pp_rank: int, pp_size: int) -> tuple[Shard, int]:
+    """The shard, and how many heads are in it. With more ranks than heads, several ranks have the same shard."""
+    shard = Shard(tp_rank, tp_size, pp_rank, pp_size)
+    if tp_size > kv_heads and tp_size % kv_heads == 0:
+        shard = Shard(tp_rank * kv_heads // tp_size, kv_heads, pp_rank, pp_size)
+    if kv_heads % shard.tp_size:
+        raise ConfigError(f"{kv_heads} KV heads do not split over {tp_size} ranks; give a tp_size that divides.")
+    return shard, kv_heads // shard.tp_size
 
 
 def _stage(layers: int, shard: Shard, stage_layers: Sequence[int] | None) -> range:

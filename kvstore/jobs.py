@@ -22,6 +22,7 @@ from kvstore.engine.base import Engine
 from kvstore.loading import close_reader
 from kvstore.page import Form, Page
 from kvstore.pageio import PageIO
+from kvstore.reshard import Resharded, Resharder
 from kvstore.results import Miss, Result, miss_of
 from kvstore.stats import Counters
 
@@ -49,12 +50,21 @@ class Jobs:
     """What a store has under way. Callable from any thread."""
 
     def __init__(
-        self, world: World, backend: Backend, engine: Engine, pages: PageIO, counters: Counters, *, max_queued: int
+        self,
+        world: World,
+        backend: Backend,
+        engine: Engine,
+        pages: PageIO,
+        resharder: Resharder,
+        counters: Counters,
+        *,
+        max_queued: int,
     ) -> None:
         self._world = world
         self._backend = backend
         self._engine = engine
         self._pages = pages
+        self._resharder = resharder
         self._counters = counters
         self._max_queued = max_queued
         self._lock = world.threads.lock()
@@ -74,10 +84,10 @@ class Jobs:
 
     def get(self, pages: list[Page]) -> None:
         """Load pages that were booked in; those that are known are not asked for."""
-        known = [page for page in pages if page.found is not None or not self._backend.locates]
-        for batch in self._batches(known):
+        ask = self._backend.locates or bool(self._resharder.splits)
+        for batch in self._batches([page for page in pages if page.found is not None or not ask]):
             self._start(self._open, batch)
-        self._start(self._plan_gets, [page for page in pages if page.found is None and self._backend.locates])
+        self._start(self._plan_gets, [page for page in pages if page.found is None and ask])
 
     def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
         """What the backend says about all names; a failure stands in every place."""
@@ -214,8 +224,14 @@ class Jobs:
 
     def _plan_gets(self, pages: list[Page]) -> None:
         """Ask where all of them are in one round, load those that are there."""
+        answers = self.confirm([page.name for page in pages])
         there = []
-        for page, answer in zip(pages, self.confirm([page.name for page in pages]), strict=True):
+        if self._resharder.splits:
+            absent = [index for index, answer in enumerate(answers) if answer is None]
+            others = self._resharder.resolve([pages[index].key for index in absent], self.confirm)
+            for index, other in zip(absent, others, strict=True):
+                answers[index] = other
+        for page, answer in zip(pages, answers, strict=True):
             if answer is None:
                 self._settle(page, Miss.ABSENT)
             elif isinstance(answer, CurvfsError):
@@ -228,9 +244,10 @@ class Jobs:
 
     def _open(self, pages: list[Page]) -> None:
         """Open a batch, and read each page in a job of its own."""
-        if len(pages) > 1:
-            opened = self._backend.open_many([(page.name, page.found) for page in pages])
-            for page, reader in zip(pages, opened, strict=True):
+        plain = [page for page in pages if page.found is None or not isinstance(page.found.located, Resharded)]
+        if len(plain) > 1:
+            opened = self._backend.open_many([(page.name, page.found) for page in plain])
+            for page, reader in zip(plain, opened, strict=True):
                 if isinstance(reader, ObjectReader):  # what failed is tried again by itself, which tells why
                     page.reader = reader
         for page in pages[1:]:

@@ -5,6 +5,7 @@ An object that does not hold is read again by another path. Damaged both times, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from kvstore.header import (
     units_of,
 )
 from kvstore.page import Form, Page
+from kvstore.reshard import Resharded, Resharder, Source, copy_stretch
 from kvstore.results import Miss, Refused, Result
 from kvstore.slabs import Slab, SlabPool
 from kvstore.stats import Counters
@@ -37,7 +39,13 @@ class Loader:
     """Objects of one geometry in one backend."""
 
     def __init__(
-        self, world: World, backend: Backend, layout: ObjectLayout, counters: Counters, slabs: SlabPool
+        self,
+        world: World,
+        backend: Backend,
+        layout: ObjectLayout,
+        counters: Counters,
+        slabs: SlabPool,
+        resharder: Resharder,
     ) -> None:
         self._backend = backend
         self._layout = layout
@@ -45,6 +53,9 @@ class Loader:
         self._slabs = slabs
         #: A pool of their own: views that are kept must not keep others from reading and writing.
         self._views = SlabPool(world, count=slabs.count, size_bytes=slabs.size_bytes)
+        #: Where pages of other shards are put together.
+        self._wholes = SlabPool(world, count=slabs.count, size_bytes=layout.data_bytes)
+        self._resharder = resharder
         self._page_bytes = layout.geometry.size_bytes
         self._ranges = _layer_ranges(layout)
 
@@ -55,6 +66,7 @@ class Loader:
     def close(self) -> None:
         """Let go of the free buffers."""
         self._views.close()
+        self._wholes.close()
 
     @staticmethod
     def slab(page: Page, pool: SlabPool) -> Slab:
@@ -69,6 +81,8 @@ class Loader:
     def load(self, page: Page) -> Result | None:
         """One step of a page: its bytes when it is there, None when it was given up meanwhile. With layers there is
         more to do while ``page.next_layer`` is less than :attr:`layers`."""
+        if page.found is not None and isinstance(page.found.located, Resharded):
+            return self._load_resharded(page, page.found.located)
         if page.form is Form.LAYERS:
             return self._load_layer(page)
         if page.form is Form.VIEW:
@@ -139,6 +153,50 @@ class Loader:
             self._slabs.release(slab)
         return self._page_bytes
 
+    def _load_resharded(self, page: Page, located: Resharded) -> Result | None:
+        """Put a page together from objects of other shards, in a buffer of ours: one that may become a view."""
+        whole = self._views.acquire(0.0) if page.form is Form.VIEW else self.slab(page, self._wholes)
+        if whole is None:
+            raise Refused(Miss.BUSY, f"No view is free for {page.name}; release some.")
+        release = self._views.release if page.form is Form.VIEW else self._wholes.release
+        kept = False
+        try:
+            for source in located.sources:
+                self._gather(page, source, whole)
+            if not page.transfer.claim(page.index):
+                return None
+            if page.form is Form.VIEW:
+                page.transfer.views[page.index] = PageView(whole, 0, self._layout, release)
+                kept = True
+            else:
+                page.plan.unpack(whole, 0)
+                page.next_layer = self.layers
+        finally:
+            if not kept:
+                release(whole)
+        self._counters.put_together()
+        return self._page_bytes
+
+    def _gather(self, page: Page, source: Source, whole: Slab) -> None:
+        """Copy our heads of one object of another shard to their places."""
+        stretches = self._resharder.stretches(source.shard)
+        layout = self._resharder.layout_of(source.shard)
+        part = dataclasses.replace(page, name=source.name, found=source.found, reader=None)
+        slab = self.slab(page, self._slabs)
+
+        def read(reader: ObjectReader) -> None:
+            header = fetch_header(reader, slab)
+            check_object(part, header, layout)
+            for stretch in stretches:
+                start = read_units(reader, header, slab, stretch.low, stretch.high)
+                copy_stretch(stretch, slab.address + start, whole.address)
+
+        try:
+            self._judged(part, read)
+        finally:
+            self._slabs.release(slab)
+            close_reader(part)
+
     def inspect(self, page: Page) -> None:
         """Judge what has a page's name, whatever it is. Raises BadObject when it was no sound object, and is gone."""
         slab = self.slab(page, self._slabs)
@@ -186,7 +244,7 @@ class Loader:
         """The header of an object read into a slab, once everything about it holds."""
         view, length = self._fill(reader, slab)
         header = read_header(view, length)
-        self.check(page, header)
+        check_object(page, header, self._layout)
         if len(view) < length:
             raise BadObject(f"only {len(view)} of its {length} bytes could be read")
         _refuse_unit(damaged_unit(header, view))
@@ -203,7 +261,7 @@ class Loader:
             return self._read_whole(page, reader, slab)
         count = reader.readv([slab.view[:header_bytes], *pieces], 0)
         header = read_header(slab.view[: min(count, header_bytes)], reader.length_bytes)
-        self.check(page, header)
+        check_object(page, header, self._layout)
         if header.header_bytes != header_bytes or count < reader.length_bytes:
             raise BadObject(f"only {count} of its {reader.length_bytes} bytes could be read")
         _refuse_unit(damaged_unit_in(header, pieces))
@@ -212,24 +270,10 @@ class Loader:
     def _read_range(self, page: Page, reader: ObjectReader, slab: Slab, low: int, high: int) -> int:
         """Read the data from ``low`` to ``high``; where they begin in the slab."""
         if page.header is None:
-            page.header = self._read_header(page, reader, slab)
+            header = fetch_header(reader, slab)
+            check_object(page, header, self._layout)
+            page.header = header
         return read_units(reader, page.header, slab, low, high)
-
-    def _read_header(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader:
-        header = fetch_header(reader, slab)
-        self.check(page, header)
-        return header
-
-    # ------------------------------------------------------------------------------------------------------- checking
-
-    def check(self, page: Page, header: ObjectHeader) -> None:
-        """Is it the object that was asked for? Raises Refused."""
-        check_key(page, header)
-        shard, found = self._layout.geometry.shard.label, header.metadata.get("shard")
-        if found != shard:
-            raise Refused(Miss.MISMATCH, f"{page.name} is shard {found!r}; this store reads shard {shard!r}.")
-        if header.table != self._layout.table:
-            raise Refused(Miss.MISMATCH, f"{page.name} {_difference(self._layout, header)}.")
 
 
 def fetch_header(reader: ObjectReader, slab: Slab) -> ObjectHeader:
@@ -269,6 +313,16 @@ def check_key(page: Page, header: ObjectHeader) -> None:
     digests = (key.token_digest.hex(), key.extra_digest.hex())
     if key.token_digest and digests != (found.get("token_digest"), found.get("extra_digest")):
         raise Refused(Miss.COLLISION, f"{page.name} was made from other tokens.")
+
+
+def check_object(page: Page, header: ObjectHeader, layout: ObjectLayout) -> None:
+    """Is it the object that was asked for? Raises Refused."""
+    check_key(page, header)
+    shard, found = layout.geometry.shard.label, header.metadata.get("shard")
+    if found != shard:
+        raise Refused(Miss.MISMATCH, f"{page.name} is shard {found!r}; shard {shard!r} was looked for.")
+    if header.table != layout.table:
+        raise Refused(Miss.MISMATCH, f"{page.name} {_difference(layout, header)}.")
 
 
 def close_reader(page: Page) -> None:

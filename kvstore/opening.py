@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -28,21 +29,28 @@ def open(
     page_cache: Literal["drop", "keep"] = "drop",
     timeout_s: float = 30.0,
     max_queued: int = 4096,
+    reshard_from: Sequence[int] = (),
     staging_expiry_s: float = 600.0,
     lease_s: float = 30.0,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
 
-    ``prefix``: the KV prefix, a directory below the URL's (``.``: that directory itself). ``direct``: ``True`` direct
-    where the file system takes it (else buffered, with one warning and in ``stats()``), ``False`` buffered,
-    ``"required"`` refused here otherwise. ``chain_hash``: ``xxh3_128``, or ``sha256`` where tenants do not trust each
-    other. ``depth``: objects moved at once. ``engine``: what moves them; ``auto`` is io_uring where it proves itself,
-    else threads. ``page_cache``: ``keep`` writes through the page cache, for hosts with memory to spare; what lies
-    there is read from there in any case. ``timeout_s``: deadline of a put or get that names none. ``max_queued``:
-    pages under way before more are answered ``Miss.BUSY``. ``staging_expiry_s``: age at which another process's
-    silent staging directory is taken for dead. ``lease_s``: how long a ``lookup`` keeps what it promised from those who
-    evict, and may be repeated without asking. Raises ConfigError, EnvironmentError_, TransportError.
+    * ``prefix``: the KV prefix, a directory below the URL's (``.``: that directory itself).
+    * ``direct``: ``True`` direct where the file system takes it (else buffered, with one warning and in ``stats()``),
+      ``False`` buffered, ``"required"`` refused here otherwise.
+    * ``chain_hash``: ``xxh3_128``, or ``sha256`` where tenants do not trust each other.
+    * ``depth``: objects moved at once.
+    * ``engine``: what moves them; ``auto`` is io_uring where it proves itself, else threads.
+    * ``page_cache``: ``keep`` writes through the page cache, for hosts with memory to spare; what lies there is read
+      from there in any case.
+    * ``timeout_s``: deadline of a put or get that names none.
+    * ``max_queued``: pages under way before more are answered ``Miss.BUSY``.
+    * ``reshard_from``: other tensor-parallel sizes whose pages are put together where this rank's own are not there.
+    * ``staging_expiry_s``: age at which another process's silent staging directory is taken for dead.
+    * ``lease_s``: how long a ``lookup`` keeps what it promised from those who evict, and may be repeated unasked.
+
+    Raises ConfigError, EnvironmentError_, TransportError.
     """
     _check(
         identity,
@@ -53,6 +61,7 @@ def open(
         page_cache=page_cache,
         counts={"depth": depth, "max_queued": max_queued},
         durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s, "lease_s": lease_s},
+        reshard_from=reshard_from,
     )
     world = world or World.real()
     chain = KeyChain(identity, chain_hash=chain_hash)
@@ -80,6 +89,7 @@ def open(
             staging_expiry_s=staging_expiry_s,
             lease_s=lease_s,
             engine_reason=engine_reason,
+            reshard_from=reshard_from,
         )
     except BaseException:
         moving.close(1.0)
@@ -98,6 +108,7 @@ def _check(
     page_cache: str,
     counts: dict[str, int],
     durations_s: dict[str, float],
+    reshard_from: Sequence[int],
 ) -> None:
     for name, wanted, given in (
         ("dtype", geometry.dtype, identity.dtype),
@@ -114,6 +125,8 @@ def _check(
     for name, seconds in durations_s.items():
         if not 0 < seconds < 1e9:
             raise ConfigError(f"{name} is {seconds}; give a positive number of seconds.")
+    if any(size < 1 for size in reshard_from):
+        raise ConfigError(f"reshard_from is {list(reshard_from)}; give tensor-parallel sizes of at least 1.")
     if direct not in (True, False, "required"):
         raise ConfigError(f"direct is {direct!r}; write True, False or 'required'.")
     for name, word, words in (

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from curvfs.errors import CurvfsError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectWriter
+from kvstore.geometry import MAX_UNIT_BYTES
 from kvstore.header import ALIGNMENT_BYTES, MAX_HEADER_BYTES, BadObject, ObjectLayout
 from kvstore.loading import Loader
 from kvstore.page import Page
+from kvstore.reshard import Resharder
 from kvstore.results import Miss, Refused, Result, miss_of
 from kvstore.slabs import SlabPool
 from kvstore.stats import Counters
@@ -22,7 +24,15 @@ class PageIO:
     """Objects of one geometry in one backend."""
 
     def __init__(
-        self, world: World, backend: Backend, layout: ObjectLayout, counters: Counters, *, depth: int, writer: str
+        self,
+        world: World,
+        backend: Backend,
+        layout: ObjectLayout,
+        counters: Counters,
+        resharder: Resharder,
+        *,
+        depth: int,
+        writer: str,
     ) -> None:
         self._clock = world.clock
         self._backend = backend
@@ -31,8 +41,10 @@ class PageIO:
         self._yielding = world.threads.lock()
         self._yields = 0
         self.page_bytes = layout.geometry.size_bytes
-        self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + _HEADER_SLACK_BYTES)
-        self.loader = Loader(world, backend, layout, counters, self.slabs)
+        # What is read of other shards' objects ends at their units' ends.
+        slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
+        self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
+        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder)
 
     def plausible(self, found: Found | CurvfsError | None) -> bool:
         """A file of a length that an object of ours can have; the rest shows when it is read."""

@@ -22,10 +22,10 @@ class Stats:
 
     ``direct`` and ``direct_reason`` say how bytes move, ``fallbacks`` how many objects moved otherwise.
     ``page_cache_reads``: objects read from the page cache, where they lay. ``engine`` and ``engine_reason`` say what
-    moves bytes, and why that.
-    ``loans_copied``: pages whose memory could not be read into, and were copied. ``read_again``: objects that looked
-    damaged and were sound when they were read by another path; ``quarantined``: those that were not. ``failing_puts``:
-    how many puts in a row have failed up to now (0: healthy). ``last_error``: the last trouble.
+    moves bytes, and why that. ``resharded``: pages put together from objects of other shards. ``loans_copied``: pages
+    whose memory could not be read into, and were copied. ``read_again``: objects that looked damaged and were sound
+    when they were read by another path; ``quarantined``: those that were not. ``failing_puts``: how many puts in a row
+    have failed up to now (0: healthy). ``last_error``: the last trouble.
     """
 
     backend: str
@@ -52,6 +52,7 @@ class Stats:
     lookup_pages: int
     swept: int
     evicted: int
+    resharded: int
     loans_copied: int
     views_out: int
     read_again: int
@@ -69,7 +70,7 @@ class Counters:
         self.puts = self.puts_existing = self.put_bytes = self.failing_puts = 0
         self.gets = self.get_bytes = 0
         self.lookups = self.lookup_pages = self.swept = 0
-        self.loans_copied = self.evictions = self.sound_again = self.quarantined = 0
+        self.resharded = self.loans_copied = self.evictions = self.sound_again = self.quarantined = 0
         self.put_failures: Counter[str] = Counter()
         self.get_misses: Counter[str] = Counter()
         self.last_error = ""
@@ -106,6 +107,10 @@ class Counters:
     def swept_some(self, count: int) -> None:
         with self._lock:
             self.swept += count
+
+    def put_together(self) -> None:
+        with self._lock:
+            self.resharded += 1
 
     def copied_loan(self) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from kvstore.keys import Extra, KeyChain, PageKey
 from kvstore.known import KnownPages
 from kvstore.page import Form, Page
 from kvstore.pageio import PageIO
+from kvstore.reshard import Resharded, Resharder
 from kvstore.results import Miss, miss_of
 from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
@@ -33,6 +34,7 @@ logger = logging.getLogger("kvstore")
 #: Pages asked for in the first round of a lookup; every further round asks for twice as many.
 _FIRST_ROUND = 32
 _LAST_ROUND = 1024
+_NOTHING: Mapping[str, Found] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class KVStore:
         staging_expiry_s: float,
         lease_s: float,
         engine_reason: str,
+        reshard_from: Sequence[int] = (),
     ) -> None:
         self._world = world
         self._backend = backend
@@ -80,8 +83,11 @@ class KVStore:
         self._layout = ObjectLayout(geometry)
         writer = f"curvfs/{__version__} {world.net.hostname()}/{os.getpid()}"
         self._counters = Counters(world)
-        self._pages = PageIO(world, backend, self._layout, self._counters, depth=engine.depth, writer=writer)
-        self._jobs = Jobs(world, backend, engine, self._pages, self._counters, max_queued=max_queued)
+        self._resharder = Resharder(self._layout, reshard_from, self.object_name, most_bytes=self._layout.object_bytes)
+        self._pages = PageIO(
+            world, backend, self._layout, self._counters, self._resharder, depth=engine.depth, writer=writer
+        )
+        self._jobs = Jobs(world, backend, engine, self._pages, self._resharder, self._counters, max_queued=max_queued)
         self._known = KnownPages(world, lease_s=lease_s)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
@@ -140,21 +146,38 @@ class KVStore:
         pages, step = 0, _FIRST_ROUND
         while pages < len(keys):
             batch = keys[pages : pages + step]
-            names = [self.object_name(key, shard) for key in batch for shard in shards]
-            answers = self._known.confirm(names, self._jobs.confirm)
-            for index, key in enumerate(batch):
-                found = answers[index * len(shards) : (index + 1) * len(shards)]
-                mine = found[shards.index(own)]
-                if not (isinstance(mine, Found) and self._pages.plausible(mine) and all(map(_is_file, found))):
+            for key, found in zip(batch, self._found(batch, shards, every_shard=every_shard), strict=True):
+                if found is None:
                     step = 0
                     break
-                promised[self.object_name(key)] = mine
+                promised[self.object_name(key)] = found
                 pages += 1
             if step == 0:
                 break
             step = min(2 * step, _LAST_ROUND)
         self._counters.looked_up(pages)
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
+
+    def _found(self, keys: Sequence[PageKey], shards: Sequence[Shard], *, every_shard: bool) -> list[Found | None]:
+        """For each key this shard's object, when those of all ``shards`` are there, else those of another split."""
+        own, width = shards.index(self.geometry.shard), len(shards)
+        answers = self._recalled([self.object_name(key, shard) for key in keys for shard in shards])
+        found: list[Found | None] = []
+        for index in range(len(keys)):
+            there = answers[index * width : (index + 1) * width]
+            mine = there[own]
+            whole = isinstance(mine, Found) and self._pages.plausible(mine) and all(map(_is_file, there))
+            found.append(mine if isinstance(mine, Found) and whole else None)
+        missing = [index for index, one in enumerate(found) if one is None]
+        if missing and self._resharder.splits:
+            asked = [keys[index] for index in missing]
+            others = self._resharder.resolve(asked, self._recalled, every_shard=every_shard)
+            for index, other in zip(missing, others, strict=True):
+                found[index] = other
+        return found
+
+    def _recalled(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+        return self._known.confirm(names, self._jobs.confirm)
 
     # -------------------------------------------------------------------------------------------------- transfers
 
@@ -216,9 +239,10 @@ class KVStore:
         timeout_s: float | None,
         form: Form,
     ) -> Transfer:
-        transfer, pages = self._begin(keys, plans, timeout_s, form)
+        promised = {} if lookup is None else lookup.found
+        transfer, pages = self._begin(keys, plans, timeout_s, form, promised)
         for page in pages:
-            page.found = lookup.found.get(page.name) if lookup is not None else None
+            page.found = promised.get(page.name)
         self._jobs.get(pages)
         return transfer
 
@@ -230,7 +254,12 @@ class KVStore:
         return [plan_page(pieces, self._layout, writable=writable) for pieces in segments]
 
     def _begin(
-        self, keys: Sequence[PageKey], plans: Sequence[PagePlan], timeout_s: float | None, form: Form
+        self,
+        keys: Sequence[PageKey],
+        plans: Sequence[PagePlan],
+        timeout_s: float | None,
+        form: Form,
+        promised: Mapping[str, Found] = _NOTHING,
     ) -> tuple[Transfer, list[Page]]:
         """Book in as many pages as there is room for."""
         self._guard()
@@ -241,7 +270,7 @@ class KVStore:
             len(keys),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             on_result=self._counters.put_done if storing else self._counters.get_done,
-            on_miss=None if storing else lambda index: self._known.forget(names[index]),
+            on_miss=None if storing else lambda index: self._forget(names[index], promised),
             layers=self._pages.loader.layers if form is Form.LAYERS else 0,
         )
         admitted = self._jobs.admit(len(keys))
@@ -252,6 +281,14 @@ class KVStore:
         return transfer, [
             Page(transfer, index, keys[index], names[index], plans[index], form) for index in range(admitted)
         ]
+
+    def _forget(self, name: str, promised: Mapping[str, Found]) -> None:
+        """A page was not delivered: what was known of it is asked for again."""
+        self._known.forget(name)
+        found = promised.get(name)
+        if found is not None and isinstance(found.located, Resharded):
+            for source in found.located.sources:
+                self._known.forget(source.name)
 
     # ------------------------------------------------------------------------------------------------ housekeeping
 
@@ -332,6 +369,7 @@ class KVStore:
             lookup_pages=counters.lookup_pages,
             swept=counters.swept,
             evicted=counters.evictions,
+            resharded=counters.resharded,
             loans_copied=counters.loans_copied,
             views_out=self._pages.loader.views_out,
             read_again=counters.sound_again,

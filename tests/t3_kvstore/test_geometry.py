@@ -123,3 +123,54 @@ def test_dtypes_by_any_name() -> None:
     assert dtype_named(torch.bfloat16).name == dtype_named("bfloat16").name == "bfloat16"
     assert dtype_named(numpy.dtype("float16")) == dtype_named(torch.half) == dtype_named("half")
     assert dtype_named(torch.float8_e4m3fnuz).stored == "U8"
+
+
+@pytest.mark.parametrize(
+    ("pack", "shape", "tensors"),
+    [
+        ("klthd", (2, 4, 16, 8, 128), 1),
+        ("ktlhd", (2, 16, 4, 8, 128), 1),
+        ("lkthd", (2, 16, 8, 128), 4),
+        ("lkhtd", (2, 8, 16, 128), 4),
+    ],
+)
+def test_pages_as_engines_pack_them(pack: str, shape: tuple[int, ...], tensors: int) -> None:
+    model: dict[str, Any] = {"layers": 4, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "page_tokens": 16}
+    packed = Geometry.packed(pack, **model)
+    assert {spec.shape for spec in packed.tensors} == {shape}
+    assert len(packed.tensors) == len(packed.layers) == tensors
+    assert packed.bytes_per_token == attention().bytes_per_token
+    assert packed.layout != attention().layout
+    half = Geometry.packed(pack, **model, tp_rank=1, tp_size=2)
+    assert (half.layout, half.size_bytes) == (packed.layout, packed.size_bytes // 2)
+    assert half.resplit(0, 1).tensors == packed.tensors
+    assert packed.resplit(1, 2).shard == half.shard
+    with pytest.raises(ConfigError):
+        packed.resplit(0, 3)
+    with pytest.raises(ConfigError):
+        Geometry.packed("dkthl", **model)
+
+
+@pytest.mark.parametrize("order", ["hnd", "nhd"])
+@pytest.mark.parametrize(("scales", "per_token"), [("head", 4 * 2 * 8 * 4 / 16), ("token", 4 * 2 * 8 * 4)])
+def test_quantized_pages_carry_their_scales(order: str, scales: str, per_token: float) -> None:
+    page = attention(dtype="int8", scales=scales, order=order)
+    assert page.bytes_per_token == 4 * 2 * 8 * 128 + per_token
+    assert page.layout != attention(dtype="int8", order=order).layout
+    assert len(page.layers) == 4
+    assert page.layers[0] == (0, 3)  # the scales come with the first layer
+    shard = attention(dtype="int8", scales=scales, order=order, tp_rank=1, tp_size=2)
+    assert 2 * shard.size_bytes == page.size_bytes
+    assert shard.layout == page.layout
+    for wrong in ({"scales": "block"}, {"scales": scales, "scale_dtype": "int3"}):
+        with pytest.raises(ConfigError):
+            attention(dtype="int8", **wrong)
+
+
+def test_layers_are_ranges_of_tensors() -> None:
+    assert attention().layers == ((0, 2), (2, 4), (4, 6), (6, 8))
+    assert attention(pp_rank=1, pp_size=2).layers == ((0, 2), (2, 4))
+    assert Geometry.mla(layers=3, latent_dim=64, dtype="float16", page_tokens=1).layers == ((0, 1), (1, 2), (2, 3))
+    assert Geometry.raw(100).layers == ((0, 1),)
+    mixed = {"a": 1, "layer.0.k": 1, "layer.0.v": 1, "layer.1.k": 1, "z": 1}
+    assert Geometry.of({name: ("uint8", (size,)) for name, size in mixed.items()}).layers == ((0, 3), (3, 5))
