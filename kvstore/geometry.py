@@ -275,8 +275,8 @@ class Geometry:
         return cls(tensors, page_tokens, number.name, layout, shard)
 
     def resplit(self, tp_rank: int, tp_size: int) -> Geometry:
-        """The same pages as another tensor-parallel rank keeps them, ``tp_size`` as objects are split. Units are those
-        of this geometry's kind, whatever their writer chose. Raises ConfigError."""
+        """The same pages as another tensor-parallel rank keeps them, ``tp_size`` as objects are split. Every tensor is
+        one group here: how a writer cut its units is told by its objects alone. Raises ConfigError."""
         shard = Shard(tp_rank, tp_size, self.shard.pp_rank, self.shard.pp_size)
         tensors = []
         for spec in self.tensors:

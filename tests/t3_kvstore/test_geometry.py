@@ -143,7 +143,7 @@ def test_pages_as_engines_pack_them(pack: str, shape: tuple[int, ...], tensors: 
     assert packed.layout != attention().layout
     half = Geometry.packed(pack, **model, tp_rank=1, tp_size=2)
     assert (half.layout, half.size_bytes) == (packed.layout, packed.size_bytes // 2)
-    assert half.resplit(0, 1).tensors == packed.tensors
+    assert [spec.shape for spec in half.resplit(0, 1).tensors] == [spec.shape for spec in packed.tensors]
     assert packed.resplit(1, 2).shard == half.shard
     with pytest.raises(ConfigError):
         packed.resplit(0, 3)
