@@ -1,7 +1,7 @@
 # Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
 VENV := .venv/bin
 
-.PHONY: demo test lint pytest proto build clean setup-demo setup-test setup-proto
+.PHONY: demo test lint pytest sim sim-mutants proto build clean setup-demo setup-test setup-proto
 
 demo: setup-demo
 	@$(VENV)/curvfs demo
@@ -15,6 +15,18 @@ lint: setup-test
 
 pytest: setup-test
 	@$(VENV)/python -m pytest
+
+# Seeds FROM, FROM + 1, ... of the simulated world, SEEDS of them. RECORD=docs/results/sim.md appends a line there.
+SEEDS ?= 1000
+FROM ?= 0
+RECORD ?= $(if $(filter-out 1,$(SEEDS)),docs/results/sim.md)
+SIM = PYTHONHASHSEED=0 $(VENV)/python -m tests.sim
+
+sim: setup-test
+	@$(SIM) seeds --first $(FROM) --number $(SEEDS) $(if $(RECORD),--record $(RECORD)) $(SIM_OPTIONS)
+
+sim-mutants: setup-test
+	@$(SIM) mutants
 
 proto: setup-proto
 	@$(VENV)/python -m curvfs.wire.pb.generate

@@ -111,6 +111,12 @@ class SimStream(Stream):
     def join(self, other: SimStream) -> None:
         self._other, other._other = other, self
 
+    @property
+    def is_half_open(self) -> bool:
+        """The other end does not hear us any more, and nobody told us: the bytes vanish, or so did its reset."""
+        untold = self._other.gone and self._incoming.end_s is None and self.broken is None
+        return self._connection.half_open or untold
+
     # --------------------------------------------------------------------------------------------------- the calls
 
     async def send(self, *buffers: Buffer) -> None:
@@ -427,9 +433,10 @@ class SimNetwork(Network):
     def hostname(self) -> str:
         return self.machine.name
 
-    def open_streams(self) -> list[str]:
-        """The peers of the connections that this process has not closed: a leak check."""
-        return [stream.peer for stream in self._streams]
+    def open_streams(self, *, half_open: bool | None = None) -> list[str]:
+        """The peers of the connections that this process has not closed: a leak check. ``half_open``: only those of
+        which nobody here can know that they are dead, or only the others."""
+        return [stream.peer for stream in self._streams if half_open in (None, stream.is_half_open)]
 
     def open_ports(self) -> list[int]:
         """The ports that this process listens on."""

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 #: Stands for "no such file" among the things that a name may hold.
 ABSENT = None
 
+#: Compared at once.
+_CHUNK_BYTES = 4096
+
 
 @dataclass(slots=True)
 class Name:
@@ -36,11 +39,11 @@ class Name:
     def certain(self) -> bool:
         return len(self.may_hold) == 1 and not self.unfinished
 
-    def check(self, content: bytes | None) -> None:
-        """Compare with what was read (None: there is no such file)."""
-        if any(content == held for held in self.may_hold):
+    def check(self, content: bytes | None, *, rotten_bits: int = 0) -> None:
+        """Compare with what was read (None: there is no such file), of which so many bits may have flipped."""
+        if any(_is_same(content, held, rotten_bits) for held in self.may_hold):
             return
-        if content is not None and any(_is_beginning(content, whole) for whole in self.unfinished):
+        if content is not None and any(_is_beginning(content, whole, rotten_bits) for whole in self.unfinished):
             return
         held = ", ".join(map(describe, self.may_hold))
         raise AssertionError(
@@ -74,15 +77,17 @@ class Published:
         self.possible[path].remove(content)
         assert path in self.certain or self.possible[path], f"{path} was said to be taken, but nobody published there"
 
-    def check(self, path: str, content: bytes | None) -> None:
-        """Compare with what was read."""
+    def check(self, path: str, content: bytes | None, *, rotten_bits: int = 0) -> None:
+        """Compare with what was read, of which so many bits may have flipped."""
         if path in self.certain:
-            assert content == self.certain[path], (
+            assert _is_same(content, self.certain[path], rotten_bits), (
                 f"{path} reads as {describe(content)}, but {describe(self.certain[path])} was published there"
             )
         elif content is not None:
             possible = self.possible.get(path, [])
-            assert content in possible, f"{path} reads as {describe(content)}, which nobody published there"
+            assert any(_is_same(content, one, rotten_bits) for one in possible), (
+                f"{path} reads as {describe(content)}, which nobody published there"
+            )
 
 
 @dataclass(slots=True)
@@ -94,9 +99,24 @@ class Move:
     content: bytes
 
 
-def _is_beginning(content: bytes, whole: bytes) -> bool:
+def _is_same(content: bytes | None, held: bytes | None, rotten_bits: int) -> bool:
+    if content == held or content is None or held is None or not rotten_bits or len(content) != len(held):
+        return content == held
+    differing = int.from_bytes(content, "big") ^ int.from_bytes(held, "big")
+    return differing.bit_count() <= rotten_bits
+
+
+def _is_beginning(content: bytes, whole: bytes, rotten_bits: int) -> bool:
     """Whether an unfinished write of ``whole`` may read like this: a beginning, zeros where bytes did not arrive."""
-    return len(content) <= len(whole) and all(have in (want, 0) for have, want in zip(content, whole, strict=False))
+    if len(content) > len(whole):
+        return False
+    wrong = 0
+    for start in range(0, len(content), _CHUNK_BYTES):
+        have = content[start : start + _CHUNK_BYTES]
+        want = whole[start : start + len(have)]
+        if have != want and have.strip(b"\0"):
+            wrong += sum(one not in (other, 0) for one, other in zip(have, want, strict=True))
+    return wrong <= rotten_bits
 
 
 def describe(content: bytes | None) -> str:

@@ -10,15 +10,20 @@ import trio
 from curvfs.api import CurvineFileSystem, open_filesystem
 from curvfs.config import ClientConfig
 from curvfs.errors import CurvfsError
+from curvfs.server.connection import accept
 from curvfs.server.metastore import MemoryMetaStore
+from curvfs.server.oplog import Log
 from curvfs.server.records import Change
 from curvfs.server.service import run_server
+from curvfs.server.standby import serve_standby
 from curvfs.simworld import SimWorld
 from curvfs.world import Random
 
 SERVER = "server"
 DIRECTORY = "/srv/pool"
-MASTER_PORT, WORKER_PORT = 8995, 8997
+MASTER_PORT, OTHER_MASTER_PORT, WORKER_PORT = 8995, 8996, 8997
+#: The machine of a master that never leads.
+STANDBY = "standby"
 
 
 class Metadata(MemoryMetaStore):
@@ -52,9 +57,14 @@ class Metadata(MemoryMetaStore):
 
 
 class SimServer:
-    """The server: run :meth:`run` in a nursery; kill it as you like, it is started again after a while."""
+    """The server: run :meth:`run` in a nursery; kill it as you like, it is started again after a while.
 
-    def __init__(self, world: SimWorld) -> None:
+    With two ``masters``, one of the server's ports belongs to the leader and the other to a standby, and which is which
+    may change with every start. A third one never leads, runs on a machine of its own, and says so even while the
+    server is down.
+    """
+
+    def __init__(self, world: SimWorld, *, masters: int = 1) -> None:
         self._world = world
         self.metadata = Metadata()
         self.process = world.host(SERVER)
@@ -62,15 +72,34 @@ class SimServer:
         self._failed_starts = 0
         self.down_s = 0.5
         self._up = trio.Event()
+        self.ports = (MASTER_PORT, OTHER_MASTER_PORT)[: min(masters, 2)]
+        self.standby = world.host(STANDBY) if masters > 2 else None
+
+    @property
+    def masters(self) -> tuple[tuple[str, int], ...]:
+        """What clients are told."""
+        addresses = [(SERVER, port) for port in sorted(self.ports)]
+        return (*addresses, (STANDBY, MASTER_PORT)) if self.standby else tuple(addresses)
 
     async def run(self) -> None:
         """Keep a server running until cancelled."""
-        while True:
-            self.process = self._world.host(SERVER)
-            await self.process.run(self._serve, self.process)
-            if self._up.is_set():
-                self._up = trio.Event()
-            await self._world.clock.sleep(self.down_s * self._world.random.uniform(0.1, 2))
+        async with trio.open_nursery() as nursery:
+            if self.standby is not None:
+                nursery.start_soon(self._stand_by, self.standby)
+            while True:
+                self.process = self._world.host(SERVER)
+                await self.process.run(self._serve, self.process)
+                if self._up.is_set():
+                    self._up = trio.Event()
+                self._world.faults.fired["server_down"] += 1
+                await self._world.clock.sleep(self.down_s * self._world.random.uniform(0.1, 2))
+                if len(self.ports) > 1 and self._world.random.random() < 0.5:
+                    self.ports = self.ports[::-1]
+                    self._world.faults.fired["leader_change"] += 1
+
+    async def _stand_by(self, world: SimWorld) -> None:
+        listener = await world.net.listen("0.0.0.0", MASTER_PORT)
+        await accept(listener, serve_standby, Log(world, self.log.append))
 
     async def _serve(self, world: SimWorld) -> None:
         async with trio.open_nursery() as nursery:
@@ -88,7 +117,8 @@ class SimServer:
         await run_server(
             DIRECTORY,
             host="0.0.0.0",
-            master_port=MASTER_PORT,
+            master_port=self.ports[0],
+            standby_port=self.ports[1] if len(self.ports) > 1 else None,
             worker_port=WORKER_PORT,
             world=world,
             open_metadata=lambda path: self.metadata,

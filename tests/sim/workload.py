@@ -15,6 +15,7 @@ from curvfs.errors import (
     FileExists_,
     LocalProtocolError,
     NotFound,
+    RemoteError,
     RemoteProtocolError,
 )
 from curvfs.simworld import SimWorld
@@ -28,7 +29,8 @@ _TARGETS = 6
 
 #: What a call may take beyond its deadline: closing connections, and threads that cannot be interrupted.
 _GRACE_S = 1.0
-_SIZES = (0, 1, 5000, 64 * 1024, 200_000, 1024 * 1024, 1024 * 1024 + 1, 2_500_000)
+#: Sizes of files, and how often they come: within a frame, several frames, several blocks.
+_SIZES = {0: 2, 1: 2, 5000: 8, 64 * 1024: 4, 200_000: 4, 1024 * 1024: 1, 1024 * 1024 + 1: 1, 2_500_000: 1}
 
 
 class Client:
@@ -83,6 +85,12 @@ class Client:
         except OSError as error:
             assert not self.calm
             return error
+
+    @property
+    def _rotten_bits(self) -> int:
+        """How many bits may differ in what is read: those that flipped on the server's disk. (Nothing on the way from
+        there has checksums; those who need them, as kvstore does, put them into their files.)"""
+        return self.world.faults.fired["rot"]
 
     @property
     def _call_s(self) -> float:
@@ -142,7 +150,7 @@ class Client:
         if not isinstance(outcome, CurvfsError):
             name.now(new)
 
-    async def _write(self, name: Name, content: bytes, *, overwrite: bool = False) -> None:
+    async def _write(self, name: Name, content: bytes, *, overwrite: bool = False, doomed: bool = False) -> None:
         path = name.path
         name.now(*name.may_hold, b"", unfinished=[content])
         writer = await self._try(
@@ -150,25 +158,52 @@ class Client:
         )
         if not isinstance(writer, CurvfsError):
             name.now(b"", unfinished=[content])
-            await self._fill(name, writer, content, content)
+            await self._fill(name, writer, content, content, doomed=doomed)
 
-    async def _fill(self, name: Name, writer: FileWriter, piece: bytes, whole: bytes) -> None:
-        """Write in pieces and close; from then on the file holds ``whole``."""
+    async def _fill(self, name: Name, writer: FileWriter, piece: bytes, whole: bytes, *, doomed: bool = False) -> None:
+        """Write in pieces and close; from then on the file holds ``whole``. ``doomed``: it is deleted in between."""
         bound_s = self._data_s(len(whole))
         view = memoryview(piece)
-        while len(view):
-            some = view[: self.world.random.randint(1, len(view))]
-            taken = await self._try(f"write {name.path}", bound_s, lambda some=some: writer.write(some))  # type: ignore[misc]
-            if isinstance(taken, CurvfsError):
-                await self._try(f"abort {name.path}", bound_s, writer.abort)
-                return
-            view = view[len(some) :]
-        for _ in range(self.world.random.randint(1, 3)):  # a close that failed may be tried again
-            closed = await self._try(f"close {name.path}", bound_s, writer.close)
-            if not isinstance(closed, CurvfsError):
-                name.now(whole)
-                return
-        await self._try(f"abort {name.path}", bound_s, writer.abort)
+        answers: tuple[type[CurvfsError], ...] = ()
+        try:
+            while len(view):
+                some = view[: self.world.random.randint(1, len(view))]
+                taken = await self._try(
+                    f"write {name.path}",
+                    bound_s,
+                    lambda some=some: writer.write(some),  # type: ignore[misc]
+                    answers=answers,
+                )
+                if isinstance(taken, CurvfsError):
+                    break
+                view = view[len(some) :]
+                if doomed and not answers:
+                    name.may_hold.append(ABSENT)
+                    if isinstance(await self._delete(name.path), CurvfsError):
+                        break
+                    name.now(ABSENT)
+                    answers = (RemoteError,)
+            else:
+                for _ in range(self.world.random.randint(1, 3)):  # a close that failed may be tried again
+                    closed = await self._try(f"close {name.path}", bound_s, writer.close, answers=answers)
+                    if not isinstance(closed, CurvfsError):
+                        assert not doomed, f"{name.path} was deleted, and yet closed like a file"
+                        name.now(whole)
+                        return
+        finally:
+            if not writer.closed and self.world.alive:
+                began_s = self.world.clock.monotonic_s()
+                await writer.abort()
+                assert self.world.clock.monotonic_s() - began_s <= bound_s + _GRACE_S, f"abort {name.path} took long"
+
+    async def _delete(self, path: str) -> CurvfsError | None:
+        return await self._try(f"delete {path}", 3 * self._call_s, lambda: self.filesystem.delete(path))
+
+    async def write_and_delete(self) -> None:
+        """A new file that is deleted while it is written."""
+        path = self._new_path()
+        name = self.names[path] = Name(path, [ABSENT])
+        await self._write(name, self._content() or b"x", doomed=True)
 
     async def write_extent(self) -> None:
         """A new file of one block, through a local descriptor where there is one."""
@@ -182,17 +217,19 @@ class Client:
             return
         local = extent.local
         outcome: object
-        if local is not None:
-            outcome = await self._local(self.world.disk.pwrite_full, local.fd, content, 0)
-        else:
-            outcome = await self._try(f"write_extent {path}", bound_s, lambda: extent.write(content, 0))
-        if not isinstance(outcome, CurvfsError | OSError):
-            outcome = await self._try(f"commit {path}", bound_s, extent.commit)
-            if not isinstance(outcome, CurvfsError):
-                name.now(content)
-                return
-            name.may_hold.append(content)
-        await self._try(f"abort_extent {path}", bound_s, extent.abort)
+        try:
+            if local is not None:
+                outcome = await self._local(self.world.disk.pwrite_full, local.fd, content, 0)
+            else:
+                outcome = await self._try(f"write_extent {path}", bound_s, lambda: extent.write(content, 0))
+            if not isinstance(outcome, CurvfsError | OSError):
+                name.may_hold.append(content)
+                outcome = await self._try(f"commit {path}", bound_s, extent.commit)
+                if not isinstance(outcome, CurvfsError):
+                    name.now(content)
+        finally:
+            if self.world.alive:
+                await extent.abort()
 
     async def publish(self) -> None:
         await self.publish_as(str(self.world.random.randrange(_TARGETS)), self._content())
@@ -232,7 +269,7 @@ class Client:
         """Read a file and compare."""
         content = await self._read(name.path)
         if not isinstance(content, CurvfsError):
-            name.check(content)
+            name.check(content, rotten_bits=self._rotten_bits)
         else:
             assert not (name.certain and isinstance(content, BlockNotFound | NotFound)), f"{name.path}: {content!r}"
 
@@ -259,7 +296,7 @@ class Client:
         certain = path in self.published.certain
         content = await self._read(path)
         if not isinstance(content, CurvfsError) and (certain or content is not ABSENT):
-            self.published.check(path, content)
+            self.published.check(path, content, rotten_bits=self._rotten_bits)
 
     async def read_others(self) -> None:
         """Read a file of another client; it must be right if it was not changed meanwhile."""
@@ -271,7 +308,7 @@ class Client:
         if name.version != version:
             return
         if not isinstance(content, CurvfsError):
-            name.check(content)
+            name.check(content, rotten_bits=self._rotten_bits)
         else:
             assert not isinstance(content, BlockNotFound | NotFound), f"{name.path}: {content!r}"
 
@@ -302,7 +339,7 @@ class Client:
                     )
                 if isinstance(outcome, CurvfsError | OSError):
                     return
-        name.check(bytes(content))
+        name.check(bytes(content), rotten_bits=self._rotten_bits)
 
     async def stat(self) -> None:
         name = self._some_name()
@@ -381,7 +418,7 @@ class Client:
         if name is None:
             return
         name.now(self._held(name), ABSENT)
-        outcome = await self._try(f"delete {name.path}", 3 * self._call_s, lambda: self.filesystem.delete(name.path))
+        outcome = await self._delete(name.path)
         if isinstance(outcome, CurvfsError):
             assert not isinstance(outcome, NotFound), f"{name.path}: {outcome!r}"
         else:
@@ -393,6 +430,7 @@ class Client:
         """Do so many things, one after the other."""
         things: dict[Callable[[], Awaitable[None]], int] = {
             self.write: 5,
+            self.write_and_delete: 1,
             self.write_extent: 3,
             self.overwrite: 2,
             self.append: 2,
@@ -425,14 +463,15 @@ class Client:
         for path in self.published.paths():
             content = await self._read(path)
             assert not isinstance(content, CurvfsError)
-            self.published.check(path, content)
+            self.published.check(path, content, rotten_bits=self._rotten_bits)
 
     def _new_path(self) -> str:
         self._next += 1
         return f"{self.directory}/{self._next:04d}"
 
     def _content(self) -> bytes:
-        return self.world.random.randbytes(self.world.random.choice(_SIZES))
+        (size_bytes,) = self.world.random.choices(list(_SIZES), list(_SIZES.values()))
+        return self.world.random.randbytes(size_bytes)
 
     def _some_name(self) -> Name | None:
         return self.world.random.choice(list(self.names.values())) if self.names else None
