@@ -38,6 +38,7 @@ _EXTRAS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: ``sys.argv[1:]``) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     try:
         from tools.cli import run
 
@@ -96,6 +97,19 @@ def _sentence(error: BaseException) -> str:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}."
     return f"Unexpected {type(error).__name__}: {error}; curvfs --debug with the same command shows where."
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts us with a standard stream closed gets one that goes nowhere, so that no other file takes its
+    descriptor."""
+    disk = World.real().disk
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = disk.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                disk.close(nowhere)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (lives as long as we do)
 
 
 def _silence_stdout() -> None:

@@ -43,7 +43,8 @@ def _curvfs(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
-    Raises UsageError for a wrong command line, and whatever the command raises."""
+    Raises UsageError for a wrong command line, BrokenPipeError when nobody reads our output any more, and whatever the
+    command raises."""
     try:
         result = app(list(arguments), prog_name="curvfs", standalone_mode=False)
     except typer.Abort:
@@ -53,6 +54,11 @@ def run(arguments: Sequence[str]) -> int:
         if sentence is None:
             return UsageError.exit_code
         raise UsageError(sentence) from error
+    except SystemExit as end:
+        # Click itself ends a program whose reader went away, with another exit code than ours.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     return result if isinstance(result, int) else 0
 
 
