@@ -98,6 +98,7 @@ def mount_in_background(
     """Start a process that mounts and serves; URL, mountpoint and process id once the mount answers.
 
     Raises what kept the other process from mounting."""
+    mountpoint = kernel.resolve(World.real().disk, mountpoint)
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

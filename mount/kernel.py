@@ -105,6 +105,8 @@ def mount_at(disk: Disk, path: str) -> MountEntry | None:
 
 def resolve(disk: Disk, path: str) -> str:
     """An absolute path without symbolic links. The last part is left alone when something is mounted there."""
+    if not path:
+        raise UsageError("The name of the mountpoint is empty; name an empty directory.")
     absolute = os.path.abspath(path)
     parent, name = os.path.split(absolute)
     if not name:

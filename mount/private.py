@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from curvfs.errors import CurvfsError
 from mount.inodes import Node
 
 Place = tuple[Node, str]
@@ -35,9 +36,14 @@ class PrivateFile:
         return self.node.writers > 0
 
     @property
-    def has_failed(self) -> bool:
+    def failed(self) -> CurvfsError | None:
+        """What a write to it ended with, if one did not succeed."""
         writer = self.node.writer
-        return writer is not None and writer.failed is not None
+        return None if writer is None else writer.failed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failed is not None
 
 
 class Privates:

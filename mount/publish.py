@@ -195,9 +195,11 @@ class Publisher:
     def refuse_unpublishable(self, place: Place) -> None:
         """Neither a private file nor the store's can be renamed: say why. Raises NotFound when there is nothing."""
         privates = self.privates.at(place)
-        failed = [private for private in privates if private.has_failed]
-        if failed:
-            raise CurvfsError("A write to this file failed, so it cannot be published.", errno_=errno.EIO)
+        for private in privates:
+            if (reason := private.failed) is not None:
+                raise CurvfsError(
+                    f"A write to this file failed ({reason}), so it cannot be published.", errno_=reason.errno_
+                )
         if privates:
             raise CurvfsError(
                 "A descriptor with unflushed writes is open on this file; close or sync it before the rename.",

@@ -54,6 +54,8 @@ class MountSource:
     def __post_init__(self) -> None:
         if (self.url is None) == (self.embedded is None):
             raise UsageError("Give either a curvine:// URL or --embedded DIR, and the mountpoint after it.")
+        if self.embedded == "":
+            raise UsageError("The name of the directory to serve is empty; name one, or . for this one.")
 
 
 async def run_mount(
@@ -230,7 +232,7 @@ class _Session:
     async def serve(self, on_ready: Callable[[str, str], None]) -> None:
         import pyfuse3
 
-        with trio.open_signal_receiver(*_STOP_SIGNALS) as signals:
+        with trio.open_signal_receiver(*_stop_signals()) as signals:
             self._mount()
             try:
                 async with trio.open_nursery() as nursery:
@@ -413,6 +415,13 @@ class _Session:
 
 def _unmount(path: str, lazy: bool, timeout_s: float) -> None:
     kernel.unmount(path, lazy=lazy, timeout_s=timeout_s)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Without SIGHUP where it is ignored: whoever starts us with nohup wants the mount to outlive the terminal."""
+    return [
+        number for number in _STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 @asynccontextmanager

@@ -149,7 +149,14 @@ class EmbeddedServer:
         said = [line for line in lines if line.startswith(ERROR_PREFIX)]
         if said:
             return said[-1].removeprefix(ERROR_PREFIX)
-        return f"{lines[-1]}; see {self._place.log}." if lines else f"it said nothing in {self._place.log}."
+        return (
+            f"{lines[-1]}; see {self._place.log}."
+            if lines
+            else (
+                f"it could say nothing in {self._place.log}, as when the file system is full; "
+                f"'curvfs serve {self._place.path}' shows why."
+            )
+        )
 
     def _spawn(self) -> _Child:
         if not sys.executable:

@@ -27,6 +27,8 @@ class Directory:
 
     @classmethod
     def at(cls, path: str) -> Directory:
+        if not path:
+            raise UsageError("The name of the directory to serve is empty; name one, or . for this one.")
         return cls(os.path.realpath(path))
 
     @property

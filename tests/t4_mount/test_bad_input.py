@@ -71,6 +71,8 @@ def test_arguments(tmp_path: Path) -> None:
     fails(2, ["Give a URL and a mountpoint"], tmp_path)
     fails(2, ["Give a URL and a mountpoint"], "--embedded", tmp_path / "pool", "curvine://host/", path=tmp_path)
     fails(2, ["--no-kv"], "--kv", "a", "--no-kv", "curvine://host/", path=tmp_path)
+    fails(2, ["directory to serve is empty"], "--embedded", "", path=tmp_path, background=True)
+    fails(2, ["mountpoint is empty"], "curvine://host/", "", background=True)
     fails(2, ["not a KV prefix"], "--kv", "../a", "curvine://host/", path=tmp_path)
     fails(2, ["max_read", "refused"], "-o", "max_read=4096", "curvine://host/", path=tmp_path)
     fails(2, ["nonsense"], "-o", "nonsense", "curvine://host/", path=tmp_path)

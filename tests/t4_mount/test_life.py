@@ -36,6 +36,22 @@ def test_signals_unmount_cleanly(tmp_path: Path, number: signal.Signals) -> None
         assert (mount.path / "a").read_bytes() == b"content"
 
 
+def test_a_mount_started_with_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        mount = start_mount(tmp_path, "--embedded", tmp_path / "pool")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        mount.process.send_signal(signal.SIGHUP)
+        (mount.kv / "a.tmp").write_bytes(b"content")
+        time.sleep(0.5)
+        os.rename(mount.kv / "a.tmp", mount.kv / "a")
+        assert mount.stop(signal.SIGTERM) == 0
+    finally:
+        mount.remove()
+
+
 def test_signal_while_a_copy_runs(tmp_path: Path) -> None:
     with mounted(tmp_path, "--embedded", tmp_path / "pool") as mount:
         with open(mount.path / "synced", "wb") as file:
