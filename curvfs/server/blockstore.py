@@ -44,11 +44,24 @@ class _Writing:
     published_bytes: int | None = None
     #: What its writers may fill.
     capacity_bytes: int = 0
-    #: Space promised to its writers and not used yet, as far as we know.
-    reserved_bytes: int = 0
+    #: Length of its writers' file, as far as we know: what local writers do is seen when they are done.
+    size_bytes: int = 0
     #: Being opened, completed or cancelled right now.
     busy: bool = False
     streams: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Space promised to its writers and not used yet."""
+        return max(0, self.capacity_bytes - self.size_bytes) if self.streams else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWrite:
+    """A block open for writing: the file to fill, and what :meth:`BlockStore.writing` wants to see."""
+
+    path: str
+    generation: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ class OpenBlock:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Figures of one storage directory, in bytes (StorageInfoProto)."""
+    """Figures of one storage directory, in bytes (StorageInfoProto). Used are the lengths of all its block files."""
 
     capacity_bytes: int
     available_bytes: int
@@ -103,9 +116,10 @@ class BlockStore:
         for paths in self.layout.committed(self._disk):
             known = metadata.known_blocks(paths)
             for block_id, path in paths.items():
-                if block_id not in known:
+                if block_id in known:
+                    self._used_bytes += self._counted_bytes(block_id, self._size(path) or 0)
+                else:
                     self.unlink(path)
-        self._used_bytes = metadata.block_bytes(version.worker_id)
         return version
 
     def _sweep(self, metadata: MetaStore) -> None:
@@ -115,11 +129,11 @@ class BlockStore:
             if block_id not in known or self._disk.exists(self.layout.active(block_id)):
                 self.unlink(path)
             else:
-                self._note_writing(block_id)
+                self._note_writing(block_id, self._size(path) or 0)
 
-    def _note_writing(self, block_id: int) -> _Writing:
+    def _note_writing(self, block_id: int, size_bytes: int) -> _Writing:
         """Take a block for one that is being written, until it is completed or cancelled."""
-        return self._writing.setdefault(block_id, _Writing())
+        return self._writing.setdefault(block_id, _Writing(size_bytes=size_bytes))
 
     # ------------------------------------------------------------------------------------------------------- space
 
@@ -127,13 +141,19 @@ class BlockStore:
         found = self._disk.statvfs(self.layout.root)
         total = found.f_blocks * found.f_frsize
         free = found.f_bavail * found.f_frsize
-        reserved = sum(writing.reserved_bytes for writing in list(self._writing.values()))
+        writing = list(self._writing.values())  # threads open blocks
+        reserved = sum(one.reserved_bytes for one in writing)
+        used = self._used_bytes + sum(map(self._unfinished_bytes, writing))
         capacity = total
         if self._capacity_bytes is not None:
             capacity = min(total, self._capacity_bytes)
-            free = min(free, capacity - self._used_bytes)
-        other = total - found.f_bfree * found.f_frsize - self._used_bytes
-        return Space(capacity, max(0, free - reserved), self._used_bytes, max(0, other), reserved)
+            free = min(free, capacity - used)
+        other = total - found.f_bfree * found.f_frsize - used
+        return Space(capacity, max(0, free - reserved), used, max(0, other), reserved)
+
+    def _unfinished_bytes(self, writing: _Writing) -> int:
+        """What the file of a block's writers counts as used, beside the published one."""
+        return writing.size_bytes
 
     def held_bytes(self, block_id: int) -> int | None:
         """Physical length of a block, published or being written; None when there is none."""
@@ -153,13 +173,13 @@ class BlockStore:
         """The file that a block's writer fills."""
         return self.layout.staging(block_id)
 
-    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> str:
+    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> OpenWrite:
         """Open a block for a writer: make or find its file, reserve space, apply a pending allocation.
 
-        Returns the path of the writer's file. Slow where a published block has to be copied.
+        Slow where a published block has to be copied.
         """
         writing = self._writing.get(block_id)
-        added = capacity_bytes - (writing.reserved_bytes if writing else 0)
+        added = capacity_bytes - (writing.size_bytes + writing.reserved_bytes if writing else 0)
         if added > 0 and self.space().available_bytes < added:
             raise common(f"Not enough space in storage dir for block {block_id}: {capacity_bytes} bytes are needed")
         path = self.writer_path(block_id)
@@ -167,6 +187,7 @@ class BlockStore:
             writing = self._writing[block_id] = _Writing(busy=True)
             try:
                 writing.published_bytes = self._make_writer_file(block_id, path, alloc)
+                writing.size_bytes = self._size(path) or 0
             except BaseException:
                 del self._writing[block_id]
                 raise
@@ -174,9 +195,10 @@ class BlockStore:
         with self._busy(block_id, writing):
             if alloc is not None:
                 self._allocate(path, capacity_bytes, alloc)
+                writing.size_bytes = alloc.length_bytes
         writing.streams += 1
-        writing.reserved_bytes = writing.capacity_bytes = capacity_bytes
-        return path
+        writing.capacity_bytes = capacity_bytes
+        return OpenWrite(path, writing)
 
     def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None) -> int | None:
         """Create the staging file; returns the length of the published block that it starts as a copy of."""
@@ -237,28 +259,35 @@ class BlockStore:
             return self._disk.open(self.writer_path(block_id), os.O_WRONLY)
 
     @contextmanager
-    def writing(self, block_id: int) -> Iterator[None]:
-        """Around writes through a descriptor of :meth:`open_staging`: OSError becomes an error to answer with."""
+    def writing(self, block_id: int, generation: object) -> Iterator[None]:
+        """Around writes through a descriptor of :meth:`open_staging`: OSError becomes an error to answer with. Refuses
+        writers whose block another one has finished, for readers have it now."""
+        if self._writing.get(block_id) is not generation and self._owner_of(block_id) is not None:
+            raise common(f"Block {block_id} was completed or cancelled by another stream; open it again")
         with os_errors(f"writing block {block_id}"):
             yield
 
-    def wrote(self, block_id: int, end_bytes: int, capacity_bytes: int) -> None:
+    def wrote(self, block_id: int, end_bytes: int) -> None:
         """A writer has filled the block up to ``end_bytes``: that much is no longer reserved but used."""
         writing = self._writing.get(block_id)
         if writing is not None:
-            writing.reserved_bytes = min(writing.reserved_bytes, capacity_bytes - end_bytes)
+            writing.size_bytes = max(writing.size_bytes, end_bytes)
 
-    def detach(self, block_id: int) -> None:
+    def detach(self, block_id: int, generation: object) -> None:
         """A writer is gone without completing. The bytes stay for whoever opens the block next; the space that was
         kept for it does not."""
         writing = self._writing.get(block_id)
-        if writing is not None:
+        if writing is not None and writing is generation:
             writing.streams -= 1
-            if writing.streams <= 0:
-                writing.streams = 0
-                writing.reserved_bytes = 0
-                if self._owner_of(block_id) is None:
-                    self.remove(block_id)
+            if writing.streams == 0:
+                writing.size_bytes = self._size(self.writer_path(block_id)) or 0
+                self.remove_if_unowned(block_id)
+
+    def remove_if_unowned(self, block_id: int) -> None:
+        """Remove a block that nobody is writing if no file owns it: :meth:`retire` leaves it to its writers."""
+        writing = self._writing.get(block_id)
+        if (writing is None or not (writing.streams or writing.busy)) and self._owner_of(block_id) is None:
+            self.remove(block_id)
 
     def complete(self, block_id: int, length_bytes: int, capacity_bytes: int) -> None:
         """Publish a block whose file must be whole. Repeating it with the same length is fine."""
@@ -275,7 +304,7 @@ class BlockStore:
             if published_bytes != length_bytes:
                 raise mismatch(block_id, length_bytes, published_bytes)
             return
-        writing = self._note_writing(block_id)
+        writing = self._note_writing(block_id, size_bytes)
         with self._busy(block_id, writing), os_errors(f"completing block {block_id}"):
             if not 0 <= length_bytes <= capacity_bytes:
                 self._forget(block_id)

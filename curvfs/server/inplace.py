@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from curvfs.server.blockstore import BlockStore, OpenBlock, mismatch, os_errors
+from curvfs.server.blockstore import BlockStore, OpenBlock, _Writing, mismatch, os_errors
 from curvfs.server.metastore import MetaStore
 from curvfs.server.records import AllocOptions
 from curvfs.server.refusals import common
@@ -23,10 +23,10 @@ class InPlaceBlockStore(BlockStore):
             self.unlink(path)
         super()._sweep(metadata)
         for paths in self.layout.committed(self._disk):
-            for block_id in paths:
+            for block_id, path in paths.items():
                 owner = self._owner_of(block_id)
                 if owner is not None and not owner.locations:
-                    self._note_writing(block_id)
+                    self._note_writing(block_id, self._size(path) or 0)
 
     def writer_path(self, block_id: int) -> str:
         return self.layout.active(block_id)
@@ -65,6 +65,9 @@ class InPlaceBlockStore(BlockStore):
         if self._size(self.layout.active(block_id)) is None:
             raise self._not_found(block_id)
         self.remove(block_id)
+
+    def _unfinished_bytes(self, writing: _Writing) -> int:
+        return max(0, writing.size_bytes - (writing.published_bytes or 0))
 
     def _counted_bytes(self, block_id: int, size_bytes: int) -> int:
         writing = self._writing.get(block_id)

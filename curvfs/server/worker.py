@@ -1,15 +1,16 @@
 """The worker's port: block streams, one at a time per connection, executed strictly in order.
 
-A write's payload is received into one buffer and written from there; a read's payload goes from the file to the socket
-without passing through here (``sendfile``), filled up with zeros where the block is longer than its file. Short-circuit
-streams carry a path instead of payload.
+A write's payload is received into one buffer and written from there; a read's payload goes from the page cache to the
+socket without passing through here (``sendfile``), filled up with zeros where the block is longer than its file. What
+is not in the page cache is read in a thread, so that nobody else waits for the disk. Short-circuit streams carry a path
+instead of payload.
 
 Specification sections 2.2, 4.7, 4.11 and 4.12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ from curvfs.errors import LocalProtocolError
 from curvfs.net.transport import FrameStream
 from curvfs.server import convert
 from curvfs.server.behaviour import Behaviour, ReadLength
-from curvfs.server.blockstore import BlockStore, OpenBlock
+from curvfs.server.blockstore import BlockStore, OpenBlock, os_errors
 from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
 from curvfs.server.oplog import Log
+from curvfs.server.pagecache import cached_bytes, read_cached
 from curvfs.server.records import STORAGE_DISK
 from curvfs.server.refusals import INVALID_ARGUMENT, IO, common, refusal
 from curvfs.server.replies import enum_number
@@ -32,13 +34,18 @@ from curvfs.world import Buffer, Stream, World
 
 #: Received beyond the frame at hand: enough for many small frames, too little to copy much payload.
 _READ_AHEAD_BYTES = 4 * KIB
-#: Payload up to here is read and sent, or written, right away; more goes through sendfile or a worker thread.
+#: Payload up to here is read from the page cache and sent, or written, right away; more goes through sendfile or a
+#: worker thread.
 _INLINE_BYTES = 64 * KIB
 _MAX_READ_AHEAD_LEN = 16 * MIB
 #: Idle buffers for write payload that the worker keeps.
 _SPARE_BUFFERS = 4
 
+#: What is not in the page cache is read in pieces of this size.
+_PIECE_BYTES = MIB
+
 _ZEROS = memoryview(bytes(MIB))
+_NOTHING = _ZEROS[:0]
 
 
 @dataclass(slots=True)
@@ -49,7 +56,8 @@ class _Write:
     block_id: int
     capacity_bytes: int
     position: int
-    fd: int | None
+    generation: object
+    fd: int | None = None
 
 
 @dataclass(slots=True)
@@ -74,9 +82,10 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A reply: its header, then bytes of a file, then zeros."""
+    """A reply: its header, then bytes that were read already, then bytes of a file, then zeros."""
 
     header: bytes = b""
+    content: memoryview = _NOTHING
     fd: int = -1
     offset_bytes: int = 0
     file_bytes: int = 0
@@ -150,41 +159,56 @@ class _Connection:
             await self._send(request, answer)
 
     def close(self) -> None:
-        """Drop the open stream. A block that was being written stays as it is."""
-        self._drop()
-        self._give_buffer()
+        """The connection is gone. A block that was being written stays as it is."""
+        self._finish()
 
     # ----------------------------------------------------------------------------------------------------- frames
 
     async def _payload(self, head: FrameHead) -> memoryview:
         """The data of a frame, in our buffer where it is going to be written."""
         if head.data_len == 0:
-            return _ZEROS[:0]
+            return _NOTHING
         if head.code != RpcCode.WRITE_BLOCK or head.request is not RequestStatus.RUNNING:
             await self._frames.discard(head.data_len)
-            return _ZEROS[:0]
-        if self._buffer is None or len(self._buffer) < head.data_len:
-            self._give_buffer()
-            self._buffer = self._worker.take_buffer(head.data_len)
-        view = memoryview(self._buffer)[: head.data_len]
+            return _NOTHING
+        view = self._buffer_of(head.data_len)
         await self._frames.recv_exactly(view)
         return view
 
     async def _send(self, request: Request, answer: _Answer) -> None:
-        prefix = self._session.reply(request, answer.header, answer.file_bytes + answer.zero_bytes)
-        if answer.file_bytes > _INLINE_BYTES:
-            await self._raw.send(prefix)
-            await self._raw.send_file(answer.fd, answer.offset_bytes, answer.file_bytes)
-            if answer.zero_bytes:
-                await self._raw.send(*_zeros(answer.zero_bytes))
-            return
-        payload: list[Buffer] = []
-        if answer.file_bytes:
-            content = memoryview(bytearray(answer.file_bytes))
-            # A file that just became shorter leaves zeros, as its missing end does.
-            self._world.disk.pread_full(answer.fd, content, answer.offset_bytes)
-            payload.append(content)
-        await self._raw.send(prefix, *payload, *_zeros(answer.zero_bytes))
+        data_len = len(answer.content) + answer.file_bytes + answer.zero_bytes
+        await self._raw.send(self._session.reply(request, answer.header, data_len), answer.content)
+        offset, end = answer.offset_bytes, answer.offset_bytes + answer.file_bytes
+        while offset < end:
+            cached = cached_bytes(self._world.disk, answer.fd, offset, end - offset)
+            if cached:
+                await self._raw.send_file(answer.fd, offset, cached)
+                offset += cached
+            else:
+                piece = await self._read_piece(answer.fd, offset, end - offset)
+                await self._raw.send(piece)
+                offset += len(piece)
+        if answer.zero_bytes:
+            await self._raw.send(*_zeros(answer.zero_bytes))
+        if isinstance(self._open, _Read):
+            self._give_buffer()  # many readers hold a stream open, few are reading
+
+    async def _read_piece(self, fd: int, offset_bytes: int, count_bytes: int) -> memoryview:
+        """Some bytes of a file, from wherever they are, in our buffer. A file that just became shorter leaves zeros, as
+        its missing end does."""
+        piece = self._buffer_of(min(count_bytes, _PIECE_BYTES))
+        disk = self._world.disk
+        done = read_cached(disk, fd, piece, offset_bytes) if len(piece) <= _INLINE_BYTES else 0
+        if done < len(piece):
+            done += await self._world.threads.run(disk.pread_full, fd, piece[done:], offset_bytes + done)
+            piece[done:] = _ZEROS[: len(piece) - done]
+        return piece
+
+    def _buffer_of(self, size_bytes: int) -> memoryview:
+        if self._buffer is None or len(self._buffer) < size_bytes:
+            self._give_buffer()
+            self._buffer = self._worker.take_buffer(size_bytes)
+        return memoryview(self._buffer)[:size_bytes]
 
     def _give_buffer(self) -> None:
         if self._buffer is not None:
@@ -192,26 +216,20 @@ class _Connection:
             self._buffer = None
 
     def _drop(self) -> None:
-        """Forget the open stream without finishing it."""
-        for dropped in self._take_streams():
-            if isinstance(dropped, _Write):
-                self._store.detach(dropped.block_id)
+        """Close the open stream. What was not completed or cancelled stays as it is, without space kept for it."""
+        was_open, self._open = self._open, None
+        if was_open is None:
+            return
+        for stream in was_open.writes if isinstance(was_open, _Batch) else (was_open,):
+            if stream.fd is not None:
+                self._world.disk.close(stream.fd)
+            if isinstance(stream, _Write):
+                self._store.detach(stream.block_id, stream.generation)
 
     def _finish(self) -> None:
         """The open stream is completed or cancelled."""
-        self._take_streams()
+        self._drop()
         self._give_buffer()
-
-    def _take_streams(self) -> Sequence[_Write | _Read]:
-        """What was open, closed."""
-        was_open, self._open = self._open, None
-        if was_open is None:
-            return ()
-        streams = was_open.writes if isinstance(was_open, _Batch) else (was_open,)
-        for stream in streams:
-            if stream.fd is not None:
-                self._world.disk.close(stream.fd)
-        return streams
 
     # --------------------------------------------------------------------------------------------------- requests
 
@@ -237,20 +255,24 @@ class _Connection:
         if capacity <= 0 or not 0 <= message.off <= capacity:
             raise common(f"Invalid write offset {message.off} of block size {capacity}")
         alloc = convert.alloc_of(block)
-        if self._store.needs_copy(block_id):
-            path = await self._world.threads.run(self._store.begin, block_id, capacity, alloc)
-        else:
-            path = self._store.begin(block_id, capacity, alloc)
-        stream = _Write(request.req_id, block_id, capacity, message.off, None)
+        try:
+            if self._store.needs_copy(block_id):
+                opened = await self._world.threads.run(self._store.begin, block_id, capacity, alloc)
+            else:
+                opened = self._store.begin(block_id, capacity, alloc)
+        except BaseException:
+            self._store.remove_if_unowned(block_id)  # its file may have been deleted meanwhile
+            raise
+        stream = _Write(request.req_id, block_id, capacity, message.off, opened.generation)
         if not message.short_circuit:
             try:
                 stream.fd = self._store.open_staging(block_id)
             except BaseException:
-                self._store.detach(block_id)
+                self._store.detach(block_id, opened.generation)
                 raise
         reply = pb.BlockWriteResponse(
             id=block_id,
-            path=path if message.short_circuit else None,
+            path=opened.path if message.short_circuit else None,
             off=message.off,
             block_size=capacity,
             storage_type=enum_number(STORAGE_DISK),
@@ -285,13 +307,13 @@ class _Connection:
                 self._worker.behaviour.write_range_kind,
                 f"Write range [{stream.position}, {end}) exceeds block size {stream.capacity_bytes}",
             )
-        with self._store.writing(stream.block_id):
+        with self._store.writing(stream.block_id, stream.generation):
             if len(payload) <= _INLINE_BYTES:
                 self._world.disk.pwrite_full(stream.fd, payload, stream.position)
             else:
                 await self._world.threads.run(self._world.disk.pwrite_full, stream.fd, payload, stream.position)
         stream.position = end
-        self._store.wrote(stream.block_id, end, stream.capacity_bytes)
+        self._store.wrote(stream.block_id, end)
 
     async def _write_complete(self, request: Request, _: memoryview) -> _Answer:
         message = self._final(request)
@@ -440,7 +462,13 @@ class _Connection:
         count = min(stream.chunk_bytes, length - offset)
         stream.position = offset + count
         in_file = min(count, max(0, file_bytes - offset))
-        return _Answer(b"", stream.fd, offset, in_file, count - in_file)
+        content = _NOTHING
+        if in_file and (in_file <= _INLINE_BYTES or not cached_bytes(self._world.disk, stream.fd, offset, 1)):
+            # Before the reply begins, because what fails now is an error reply.
+            with os_errors(f"reading block {stream.block_id}"):
+                content = await self._read_piece(stream.fd, offset, in_file)
+        there = len(content)
+        return _Answer(b"", content, stream.fd, offset + there, in_file - there, count - in_file)
 
     async def _read_complete(self, request: Request, _: memoryview) -> _Answer:
         if not self._worker.behaviour.binds_complete:

@@ -62,7 +62,7 @@ async def test_blocks_in_place_survive_a_restart(tmp_path: Path) -> None:
         stream = await probe.writer(located)
         await stream.write(b"abc")
     async with served(tmp_path, ALPHA) as probe:
-        assert (await probe.info()).fs_used == 5000
+        assert (await probe.info()).fs_used == 5003
         located.locs[0].rpc_port = (await probe.info()).live_workers[0].address.rpc_port
         stream = await probe.writer(located, off=3)
         await stream.write(b"def")

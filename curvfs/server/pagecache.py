@@ -1,0 +1,38 @@
+"""What of a file can be read without waiting for its disk.
+
+``sendfile`` of bytes that are not in the page cache stops the whole event loop until the disk has brought them, so the
+worker asks first and reads those in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from curvfs.units import KIB
+from curvfs.world import Disk
+
+#: The kernel reads ahead, and mostly forgets, at least this much together: one byte of it stands for all.
+WINDOW_BYTES = 128 * KIB
+
+_NOT_AT_ONCE = (errno.EAGAIN, errno.EOPNOTSUPP)
+
+
+def read_cached(disk: Disk, fd: int, buffer: memoryview, offset_bytes: int) -> int:
+    """Fill ``buffer`` from the page cache as far as it holds the file; returns how many bytes that were."""
+    try:
+        return disk.preadv(fd, [buffer], offset_bytes, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in _NOT_AT_ONCE:
+            return 0
+        raise
+
+
+def cached_bytes(disk: Disk, fd: int, offset_bytes: int, count_bytes: int) -> int:
+    """How many of these bytes of a file, from the first on, are in the page cache, in windows."""
+    probe = memoryview(bytearray(1))
+    end_bytes = offset_bytes + count_bytes
+    position = offset_bytes
+    while position < end_bytes and read_cached(disk, fd, probe, position):
+        position += WINDOW_BYTES
+    return min(position, end_bytes) - offset_bytes
