@@ -30,6 +30,9 @@ def serve(
     capacity: Annotated[
         str | None, typer.Option(help="What the blocks may take at most, such as 100GB. Default: the file system.")
     ] = None,
+    ttl_check_interval: Annotated[
+        str, typer.Option(help="How often files whose TTL has passed are deleted, such as 10m.")
+    ] = program.TTL_CHECK_INTERVAL,
     behave_as: Annotated[str, typer.Option(help=f"Curvine version to behave as: {', '.join(BEHAVIOURS)}.")] = HEAD.name,
     announce_version: Annotated[
         str | None, typer.Option(help="What the server says that its version is. Default: its own.")
@@ -46,6 +49,7 @@ def serve(
         worker_port=worker_port,
         hostname=hostname,
         capacity=capacity,
+        ttl_check_interval=ttl_check_interval,
         behave_as=behave_as,
         announce_version=announce_version,
     )

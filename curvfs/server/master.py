@@ -21,6 +21,7 @@ from curvfs.server.behaviour import Behaviour
 from curvfs.server.cluster import Cluster
 from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
 from curvfs.server.fileblocks import FileBlocks, Resize
+from curvfs.server.metastore import EXPIRED_AT_ONCE
 from curvfs.server.namespace import ACCESS_MODE, Namespace
 from curvfs.server.oplog import Log
 from curvfs.server.records import Change
@@ -101,6 +102,28 @@ class Master:
                 self._log.error(f"removing a deleted directory: {error}")
                 await self._world.clock.sleep(_REAP_RETRY_S)
             await trio.lowlevel.checkpoint()
+
+    async def delete_expired(self, interval_s: float) -> None:
+        """Delete the files whose TTL has passed: now, and every ``interval_s`` from then on."""
+        while True:
+            try:
+                while await self._delete_some_expired():
+                    pass
+            except CurvfsError as error:
+                self._log.error(f"deleting expired files: {error}")
+            await self._world.clock.sleep(interval_s)
+
+    async def _delete_some_expired(self) -> bool:
+        """Whether there may be more."""
+        found = await self._world.threads.run(self.namespace.store.expired, self._world.clock.time_ms())
+        deleted = 0
+        for entry in found:
+            await self._while_quiet()
+            deleted += self.namespace.expire(*entry)
+            await trio.lowlevel.checkpoint()
+        if deleted:
+            self._log.info(f"{deleted} expired files were deleted")
+        return deleted > 0 and len(found) == EXPIRED_AT_ONCE
 
     # -------------------------------------------------------------------------------------------------- connection
 

@@ -12,8 +12,12 @@ from __future__ import annotations
 import abc
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from curvfs.server.records import BLOCK_BITS, ROOT_ID, Block, Change, FileLock, Inode, Totals, root_inode
+
+#: How many expired entries a store tells at a time.
+EXPIRED_AT_ONCE = 10_000
 
 
 class MetaStore(abc.ABC):
@@ -58,12 +62,13 @@ class MetaStore(abc.ABC):
         of their blocks that lie on a worker. A store may stop counting at 100,000 entries: clients only show it."""
 
     @abc.abstractmethod
-    def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
-        """Which of these blocks some file owns."""
+    def expired(self, now_ms: int) -> list[tuple[int, str, int]]:
+        """Up to EXPIRED_AT_ONCE entries (directory id, name, inode id) of files that :meth:`Inode.has_expired`. For a
+        worker thread: it looks at everything, and what it says may be out of date."""
 
     @abc.abstractmethod
-    def block_bytes(self, worker_id: int) -> int:
-        """Sum of the lengths of all blocks that lie on this worker."""
+    def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
+        """Which of these blocks some file owns."""
 
     @abc.abstractmethod
     def apply(self, change: Change) -> None:
@@ -146,16 +151,18 @@ class MemoryMetaStore(MetaStore):
                     size_bytes += located_bytes(self.blocks(inode_id))
         return inodes, size_bytes
 
+    def expired(self, now_ms: int) -> list[tuple[int, str, int]]:
+        due = {inode.id for inode in list(self._inodes.values()) if inode.has_expired(now_ms)}
+        found = (
+            (directory_id, name, inode_id)
+            for directory_id, names in (list(self._entries.items()) if due else ())
+            for name, inode_id in list(names.items())
+            if inode_id in due
+        )
+        return list(islice(found, EXPIRED_AT_ONCE))
+
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
         return {block_id for block_id in block_ids if self.block(block_id) is not None}
-
-    def block_bytes(self, worker_id: int) -> int:
-        return sum(
-            block.length_bytes
-            for blocks in self._blocks.values()
-            for block in blocks.values()
-            if any(location.worker_id == worker_id for location in block.locations)
-        )
 
     def apply(self, change: Change) -> None:
         for inode_id, inode in change.inodes.items():

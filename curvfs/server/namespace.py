@@ -15,7 +15,7 @@ from curvfs.server.behaviour import HEAD, Behaviour
 from curvfs.server.draft import Draft
 from curvfs.server.metastore import MetaStore
 from curvfs.server.paths import glob_components, is_below, join, parent_of, split, split_new
-from curvfs.server.records import DEFAULT_POLICY, ROOT_ID, SPECIAL_KINDS, Inode, Kind, Policy
+from curvfs.server.records import DEFAULT_POLICY, ROOT_ID, SPECIAL_KINDS, TTL_FREE, Inode, Kind, Policy
 from curvfs.server.refusals import (
     DIR_NOT_EMPTY,
     INVALID_ARGUMENT,
@@ -43,8 +43,6 @@ EXCHANGE = 2
 
 SETGID = 0o2000
 MODE_BITS = 0o7777
-
-TTL_FREE = 2
 
 #: Where HEAD keeps ctime among the xattrs; never taken from a client.
 _CTIME_XATTR = "\0curvine.ctime"
@@ -399,6 +397,16 @@ class Namespace:
         if len(entries) < _REAP_ENTRIES:
             draft.undoom(directory_id)
             draft.drop(draft.known(directory_id))
+        self.commit(draft)
+        return True
+
+    def expire(self, directory_id: int, name: str, inode_id: int) -> bool:
+        """Delete an entry that :meth:`MetaStore.expired` found; False when it no longer is what it was then."""
+        inode = self.store.inode(inode_id)
+        if inode is None or self.store.child(directory_id, name) != inode_id or not inode.has_expired(self.now_ms()):
+            return False
+        draft = self.draft()
+        draft.unlink(directory_id, name, inode)
         self.commit(draft)
         return True
 

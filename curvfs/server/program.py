@@ -20,11 +20,13 @@ from curvfs.server.behaviour import BEHAVIOURS, HEAD, behaviour_named
 from curvfs.server.oplog import where_from
 from curvfs.server.place import ERROR_PREFIX, EXIT_BUSY
 from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
-from curvfs.units import parse_size
+from curvfs.units import parse_duration, parse_size
 from curvfs.world import World
 
 #: A server that was told to stop and hangs on a dead disk ends all the same.
 _STOP_TIMEOUT_S = 15.0
+
+TTL_CHECK_INTERVAL = "1h"
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker-port", type=int, default=WORKER_PORT, help="0 picks a free one")
     parser.add_argument("--hostname", help="name of the worker; default: this machine's")
     parser.add_argument("--capacity", help="what blocks may take at most, such as 100GB; default: the file system")
+    parser.add_argument("--ttl-check-interval", default=TTL_CHECK_INTERVAL, help="how often expired files are deleted")
     parser.add_argument("--behave-as", default=HEAD.name, help=f"Curvine version: {', '.join(BEHAVIOURS)}")
     parser.add_argument("--announce-version", help="what it says that its version is; default: its own")
     parser.add_argument("--stop-when-unused", action="store_true", help="stop when no process is attached any more")
@@ -52,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worker_port=found.worker_port,
             hostname=found.hostname,
             capacity=found.capacity,
+            ttl_check_interval=found.ttl_check_interval,
             behave_as=found.behave_as,
             announce_version=found.announce_version,
             stop_when_unused=found.stop_when_unused,
@@ -76,6 +80,7 @@ def serve(
     worker_port: int = WORKER_PORT,
     hostname: str | None = None,
     capacity: str | None = None,
+    ttl_check_interval: str = TTL_CHECK_INTERVAL,
     behave_as: str = HEAD.name,
     announce_version: str | None = None,
     stop_when_unused: bool = False,
@@ -87,6 +92,9 @@ def serve(
         if not 0 <= port <= 65535:
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
     capacity_bytes = None if capacity is None else parse_size(capacity)
+    ttl_check_interval_s = parse_duration(ttl_check_interval, bare_unit="s")
+    if ttl_check_interval_s <= 0:
+        raise UsageError("Expired files cannot be looked for all the time; give --ttl-check-interval more than 0.")
     behaviour = behaviour_named(behave_as, announced=announce_version)
     os.umask(0o077)
     # A descriptor for every connection and open block: as many as we may have.
@@ -107,6 +115,7 @@ def serve(
                 worker_port=worker_port,
                 hostname=hostname,
                 capacity_bytes=capacity_bytes,
+                ttl_check_interval_s=ttl_check_interval_s,
                 behaviour=behaviour,
                 stop_when_unused=stop_when_unused,
                 any_free_port=any_free_port,

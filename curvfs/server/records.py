@@ -39,6 +39,8 @@ SPECIAL_KINDS = frozenset({Kind.FIFO, Kind.CHAR, Kind.BLOCK, Kind.SOCKET})
 
 STORAGE_DISK = 4
 TTL_NONE = 0
+TTL_DELETE = 1
+TTL_FREE = 2
 STATE_CV = 1
 
 
@@ -90,6 +92,13 @@ class Inode:
     def is_complete(self) -> bool:
         """Whether no writer is registered; always false for directories."""
         return self.kind != Kind.DIR and not self.writers
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Whether this file is due for deletion (section 4.20). FREE frees what lies in an under store too, so it does
+        nothing here; directories, whose mtime says little of what is in them, do not expire."""
+        policy = self.policy
+        ends = not self.is_dir and policy.ttl_action == TTL_DELETE and policy.ttl_ms > 0
+        return ends and self.mtime_ms + policy.ttl_ms <= now_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ _UNUSED_GRACE_S = 3.0
 _HOUSEKEEPING_PERIOD_S = 1.0
 _CHECKPOINT_PERIOD_S = 20.0
 _CHECKPOINT_RECORDS = 10_000
+#: How often expired files are deleted, as Curvine's master does.
+TTL_CHECK_INTERVAL_S = 3600.0
 
 #: Addresses that only this machine reaches.
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -86,6 +88,7 @@ async def run_server(
     worker_port: int = WORKER_PORT,
     hostname: str | None = None,
     capacity_bytes: int | None = None,
+    ttl_check_interval_s: float = TTL_CHECK_INTERVAL_S,
     stop_when_unused: bool = False,
     any_free_port: bool = False,
     behaviour: Behaviour = HEAD,
@@ -100,7 +103,8 @@ async def run_server(
 
     ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
-    what the blocks may take. ``behaviour`` is the version to behave as. ``open_metadata`` opens the metadata store at a
+    what the blocks may take. Files whose TTL has passed are deleted at start and every ``ttl_check_interval_s``.
+    ``behaviour`` is the version to behave as. ``open_metadata`` opens the metadata store at a
     path. For tests of clients: ``more_workers`` are the host names of further workers, on free ports, and
     ``standby_port`` is the port of a second master that says of every request that it does not lead. Raises
     EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
@@ -164,6 +168,7 @@ async def run_server(
                         nursery.start_soon(accept, listener, serve_standby, journal)
                     nursery.start_soon(cluster.remove_released, world, journal)
                     nursery.start_soon(master.reap_doomed)
+                    nursery.start_soon(master.delete_expired, ttl_check_interval_s)
                     nursery.start_soon(_checkpoints, store, master, world, journal)
                     journal.info(f"serving {place.path} at {server.url}")
                     task_status.started(server)

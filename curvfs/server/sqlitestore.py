@@ -15,14 +15,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from curvfs.errors import CurvfsError, EnvironmentError_
-from curvfs.server.metastore import MetaStore
+from curvfs.server.metastore import EXPIRED_AT_ONCE, MetaStore
 from curvfs.server.records import (
     BLOCK_BITS,
     DEFAULT_POLICY,
+    TTL_DELETE,
     AllocOptions,
     Block,
     Change,
@@ -56,6 +58,17 @@ CREATE TABLE totals (
     files INTEGER NOT NULL, blocks INTEGER NOT NULL
 );
 """
+
+#: Few files have a policy of their own. Made at every start, for databases that are older than it.
+_POLICY_INDEX = "CREATE INDEX IF NOT EXISTS inode_policy ON inode (id) WHERE policy IS NOT NULL"
+
+#: Files whose TTL has passed. Policies are JSON, [storage type, ttl_ms, action]; CAST stops at the second comma.
+_EXPIRED = f"""
+SELECT id FROM inode WHERE policy IS NOT NULL AND policy LIKE '%,{TTL_DELETE}]' AND kind <> 0
+    AND CAST(substr(policy, instr(policy, ',') + 1) AS INTEGER) > 0
+    AND mtime_ms + CAST(substr(policy, instr(policy, ',') + 1) AS INTEGER) <= ?
+"""
+_EXPIRED_ENTRIES = f"SELECT directory, name, inode FROM entry WHERE inode IN ({_EXPIRED}) LIMIT {EXPIRED_AT_ONCE}"
 
 _PUT_INODE = "INSERT OR REPLACE INTO inode VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _PUT_TOTALS = "INSERT OR REPLACE INTO totals VALUES (1,?,?,?,?)"
@@ -159,6 +172,7 @@ class SqliteMetaStore(MetaStore):
                 f"The metadata in {self._path} has format {version} and this curvfs knows format {SCHEMA_VERSION}; "
                 "use the version of curvfs that wrote it."
             )
+        self._db.execute(_POLICY_INDEX)
         row = self._db.execute("SELECT next_inode, directories, files, blocks FROM totals").fetchone()
         return Totals(*row)
 
@@ -231,6 +245,15 @@ class SqliteMetaStore(MetaStore):
         inodes, size_bytes = self._db.execute(_WEIGH, (directory_id,)).fetchone()
         return inodes, size_bytes
 
+    def expired(self, now_ms: int) -> list[tuple[int, str, int]]:
+        try:
+            with closing(self._connect()) as db:
+                if db.execute(f"{_EXPIRED} LIMIT 1", (now_ms,)).fetchone() is None:
+                    return []
+                return db.execute(_EXPIRED_ENTRIES, (now_ms,)).fetchall()
+        except sqlite3.Error as error:
+            raise CurvfsError(f"The metadata in {self._path} cannot be searched for expired files: {error}.") from error
+
     def known_blocks(self, block_ids: Iterable[int]) -> set[int]:
         remaining = iter(block_ids)
         known: set[int] = set()
@@ -238,11 +261,6 @@ class SqliteMetaStore(MetaStore):
             marks = ",".join("?" * len(some))
             known.update(row[0] for row in self._db.execute(f"SELECT id FROM block WHERE id IN ({marks})", some))
         return known
-
-    def block_bytes(self, worker_id: int) -> int:
-        # Locations are JSON: [[worker id, storage type], ...]
-        located = "SELECT COALESCE(SUM(length), 0) FROM block WHERE instr(locations, ?)"
-        return int(self._db.execute(located, (f"[{worker_id},",)).fetchone()[0])
 
     # ---------------------------------------------------------------------------------------------------- writing
 

@@ -100,8 +100,6 @@ def test_write_and_read_back_three_blocks(files: Files) -> None:
     assert [one.block.length_bytes for one in placed] == [MIB, MIB, 5]
     assert all(one.workers == (WORKER,) for one in placed)
     assert (inode.length_bytes, inode.is_complete, files.store.totals.blocks) == (2 * MIB + 5, True, 3)
-    assert files.store.block_bytes(WORKER) == 2 * MIB + 5
-    assert files.store.block_bytes(WORKER + 1) == 0
     assert files.store.known_blocks([*ids, 99]) == set(ids)
 
 
@@ -194,7 +192,7 @@ def test_deleting_and_overwriting_free_blocks_with_the_last_name(files: Files) -
     files.names.link("/f", "/g")
     assert files.names.delete("/f", False) == (0, 0) and files.freed == []
     assert files.names.delete("/g", False) == (1, MIB + 1) and files.freed == ids
-    assert files.store.totals.blocks == 0 and files.store.block_bytes(WORKER) == 0
+    assert files.store.totals.blocks == 0
     other = files.written("/d/f", 3)
     assert files.names.delete("/d", True) == (1, 3)
     while files.names.reap():
