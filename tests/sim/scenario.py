@@ -259,7 +259,7 @@ async def _victim(
             victim.others = list(others)
             await filesystem.mkdir(victim.directory)
             task_status.started(victim)
-            process.kill_at(world.random.randint(1, 600))
+            process.kill_at(world.random.randint(1, 150))
             while True:
                 await victim.work(1)
 
