@@ -15,6 +15,7 @@ Every result is a number of bytes or a :class:`Miss`. A miss is always safe: not
 
 from kvstore.completions import Completions
 from kvstore.geometry import Geometry, Shard, TensorSpec
+from kvstore.inventory import Listing, StoredPage, Usage
 from kvstore.keys import Extra, Identity, PageKey
 from kvstore.opening import open
 from kvstore.results import Miss, Result
@@ -30,6 +31,7 @@ __all__ = [
     "Identity",
     "KVStore",
     "Layer",
+    "Listing",
     "Lookup",
     "Miss",
     "PageKey",
@@ -37,7 +39,9 @@ __all__ = [
     "Result",
     "Shard",
     "Stats",
+    "StoredPage",
     "TensorSpec",
     "Transfer",
+    "Usage",
     "open",
 ]

@@ -51,3 +51,8 @@ class KnownPages:
         """It turned out not to be there, or was taken away."""
         with self._lock:
             self._found.pop(name, None)
+
+    def clear(self) -> None:
+        """Everything was taken away."""
+        with self._lock:
+            self._found.clear()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,6 +20,7 @@ from kvstore.completions import Completions
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import ObjectLayout
+from kvstore.inventory import Inventory, Listing, Usage
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
 from kvstore.known import KnownPages
@@ -89,6 +92,7 @@ class KVStore:
         )
         self._jobs = Jobs(world, backend, engine, self._pages, self._resharder, self._counters, max_queued=max_queued)
         self._known = KnownPages(world, lease_s=lease_s)
+        self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
         self._transfers: WeakSet[Transfer] = WeakSet()
@@ -102,7 +106,7 @@ class KVStore:
     def page_tokens(self) -> int:
         return self.geometry.page_tokens
 
-    def keys(self, tokens: Any, *, extras: Iterable[Extra] | None = None) -> list[PageKey]:
+    def keys(self, tokens: Any, *, extras: Iterable[Extra] | None = None) -> builtins.list[PageKey]:
         """Keys of all full pages of a prompt; see :meth:`kvstore.keys.KeyChain.keys`."""
         return self._chain.keys(tokens, extras=extras)
 
@@ -117,7 +121,7 @@ class KVStore:
         suffix = f"-{label}" if label else ""
         return f"{self._namespace}/{digits[:2]}/{digits[2:4]}/{digits}{suffix}.safetensors"
 
-    def _names(self, keys: Sequence[PageKey]) -> list[str]:
+    def _names(self, keys: Sequence[PageKey]) -> builtins.list[str]:
         for key in keys:
             if key.fingerprint != self._fingerprint or len(key.digest) != self._chain.digest_bytes:
                 raise UsageError(
@@ -127,7 +131,7 @@ class KVStore:
 
     # ----------------------------------------------------------------------------------------------------- asking
 
-    def exists(self, keys: Sequence[PageKey]) -> list[bool]:
+    def exists(self, keys: Sequence[PageKey]) -> builtins.list[bool]:
         """For each key whether its object is there; False where that cannot be told. Raises UsageError."""
         self._guard()
         return [self._pages.plausible(found) for found in self._jobs.confirm(self._names(keys))]
@@ -158,11 +162,13 @@ class KVStore:
         self._counters.looked_up(pages)
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
 
-    def _found(self, keys: Sequence[PageKey], shards: Sequence[Shard], *, every_shard: bool) -> list[Found | None]:
+    def _found(
+        self, keys: Sequence[PageKey], shards: Sequence[Shard], *, every_shard: bool
+    ) -> builtins.list[Found | None]:
         """For each key this shard's object, when those of all ``shards`` are there, else those of another split."""
         own, width = shards.index(self.geometry.shard), len(shards)
         answers = self._recalled([self.object_name(key, shard) for key in keys for shard in shards])
-        found: list[Found | None] = []
+        found: builtins.list[Found | None] = []
         for index in range(len(keys)):
             there = answers[index * width : (index + 1) * width]
             mine = there[own]
@@ -176,7 +182,7 @@ class KVStore:
                 found[index] = other
         return found
 
-    def _recalled(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+    def _recalled(self, names: Sequence[str]) -> builtins.list[Found | CurvfsError | None]:
         return self._known.confirm(names, self._jobs.confirm)
 
     # -------------------------------------------------------------------------------------------------- transfers
@@ -246,7 +252,7 @@ class KVStore:
         self._jobs.get(pages)
         return transfer
 
-    def _plans(self, keys: Sequence[PageKey], segments: Sequence[Any], *, writable: bool) -> list[PagePlan]:
+    def _plans(self, keys: Sequence[PageKey], segments: Sequence[Any], *, writable: bool) -> builtins.list[PagePlan]:
         """The callers' memory, checked."""
         self._guard()
         if len(keys) != len(segments):
@@ -260,7 +266,7 @@ class KVStore:
         timeout_s: float | None,
         form: Form,
         promised: Mapping[str, Found] = _NOTHING,
-    ) -> tuple[Transfer, list[Page]]:
+    ) -> tuple[Transfer, builtins.list[Page]]:
         """Book in as many pages as there is room for."""
         self._guard()
         names = self._names(keys)
@@ -292,18 +298,18 @@ class KVStore:
 
     # ------------------------------------------------------------------------------------------------ housekeeping
 
-    def delete(self, keys: Sequence[PageKey]) -> list[bool | Miss]:
+    def delete(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
         """Remove this shard's objects at once: True where one was removed, False where none was. Raises UsageError."""
         return self._remove(keys, self._backend.delete)
 
-    def evict(self, keys: Sequence[PageKey]) -> list[bool | Miss]:
+    def evict(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
         """Move this shard's objects to the trash, from where a ``get`` whose ``lookup`` promised them within the lease
         still gets them: True where one was moved, False where none was. Raises UsageError."""
         return self._remove(keys, self._backend.evict)
 
-    def _remove(self, keys: Sequence[PageKey], remove: Callable[[str], bool]) -> list[bool | Miss]:
+    def _remove(self, keys: Sequence[PageKey], remove: Callable[[str], bool]) -> builtins.list[bool | Miss]:
         self._guard()
-        results: list[bool | Miss] = []
+        results: builtins.list[bool | Miss] = []
         for name in self._names(keys):
             self._known.forget(name)
             try:
@@ -311,6 +317,37 @@ class KVStore:
             except CurvfsError as error:
                 results.append(miss_of(error, storing=True))
         return results
+
+    def clear(self) -> int:
+        """Remove every object of this model and tenant at once, whatever its revision, geometry and shard; how many.
+        Raises UsageError, CurvfsError."""
+        self._guard()
+        self._known.clear()
+        return self._inventory.clear()
+
+    def list(self, cursor: str = "", limit: int = 1000) -> Listing:
+        """Objects of this model and tenant, of every revision, geometry and shard, in order of their names. Go on with
+        ``listing.cursor`` until it is empty. Raises UsageError, CurvfsError."""
+        self._guard()
+        if limit < 1:
+            raise UsageError(f"A list of {limit} objects is none; give a limit of at least 1.")
+        return self._inventory.list(cursor, limit)
+
+    def usage(self) -> Usage:
+        """What is there, counted in the store itself. Raises UsageError, CurvfsError."""
+        self._guard()
+        return self._inventory.usage()
+
+    def locate(self, keys: Sequence[PageKey]) -> dict[str, int]:
+        """For each host how many pages of the stored prefix of ``keys`` lie on it, most first: a hint where a request
+        runs best. Empty on a directory, which does not tell. Raises UsageError."""
+        hit = self.lookup(keys)
+        held: Counter[str] = Counter()
+        for found in hit.found.values():
+            parts = [source.found for source in found.located.sources] if _is_resharded(found) else [found]
+            for host in {host for part in parts for host in self._backend.hosts(part)}:
+                held[host] += 1
+        return dict(held.most_common())
 
     def sweep(self) -> int:
         """Remove what dead writers left in staging, and the trash that nobody was promised any more; how many staging
@@ -410,6 +447,10 @@ class KVStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_resharded(found: Found) -> bool:
+    return isinstance(found.located, Resharded)
 
 
 def _is_file(found: Found | CurvfsError | None) -> bool:

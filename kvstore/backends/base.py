@@ -167,6 +167,10 @@ class Backend(abc.ABC):
         """What the trash takes."""
 
     @abc.abstractmethod
+    def staged_bytes(self) -> int:
+        """What all staging directories take, those of the dead among them."""
+
+    @abc.abstractmethod
     def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
         """Objects below a directory of the prefix in order of their names, from the first behind the name ``after``;
         nothing when there is no such directory."""

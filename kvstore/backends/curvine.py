@@ -295,6 +295,9 @@ class CurvineBackend(Backend):
     def trash_bytes(self) -> int:
         return self._aside.used_bytes()
 
+    def staged_bytes(self) -> int:
+        return self._staging.used_bytes()
+
     def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
         first = ""
         if after.startswith(f"{directory}/"):

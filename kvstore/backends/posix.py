@@ -224,6 +224,9 @@ class PosixBackend(Backend):
     def trash_bytes(self) -> int:
         return self._aside.used_bytes()
 
+    def staged_bytes(self) -> int:
+        return self._staging.used_bytes()
+
     def walk(self, directory: str, after: str = "") -> Iterator[ObjectEntry]:
         path = self._path(directory)
         try:

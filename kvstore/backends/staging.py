@@ -129,6 +129,17 @@ class Staging:
                 continue
         return removed
 
+    def used_bytes(self) -> int:
+        """What everybody's staging directories take."""
+        used = 0
+        for entry in self._store.entries(self._root):
+            try:
+                inside = self._store.entries(f"{self._root}/{entry.name}") if entry.is_directory else [entry]
+            except CurvfsError:  # gone meanwhile
+                continue
+            used += sum(one.length_bytes for one in inside)
+        return used
+
     def close(self) -> None:
         """Remove our directory with all that is in it; what cannot be removed is left to a sweep."""
         try:

@@ -516,3 +516,76 @@ def test_many_threads_use_one_store(place: Place) -> None:
         worker.join()
     assert wrong == []
     assert store.stats().in_flight == store.stats().slabs_in_use == 0
+
+
+def test_what_is_there_can_be_listed_counted_and_cleared(place: Place) -> None:
+    store = place.open(PAGE)
+    assert (store.list().pages, store.list().cursor, store.usage().objects) == ((), "", 0)
+    keys, _ = stored(store, 25)
+    other = place.open(PAGE, salt="another tenant")
+    stored(other, 2)
+    half = Geometry.attention(layers=2, kv_heads=2, head_dim=64, dtype="float16", page_tokens=16, tp_rank=1, tp_size=2)
+    stored(place.open(half), 1)
+    for limit in (1, 7, 26, 1000):
+        names, cursor = [], ""
+        for _ in range(100):
+            listing = store.list(cursor, limit)
+            assert len(listing.pages) <= limit
+            names += [page.name for page in listing.pages]
+            cursor = listing.cursor
+            if not cursor:
+                break
+        assert names == sorted(names)
+        assert set(names) == {name for name in place.objects() if name.startswith(names[0][:32])}
+        assert len(names) == 26
+    listed = store.list().pages
+    assert {page.key for page in listed} == {key.hex for key in keys}
+    assert sorted(page.shard for page in listed) == [""] * 25 + ["t1of2"]
+    assert {store.object_name(key) for key in keys} == {page.name for page in listed if not page.shard}
+    usage = store.usage()
+    assert (usage.objects, usage.trash_bytes) == (26, 0)
+    assert usage.object_bytes == sum(page.length_bytes for page in listed) > 26 * 8192
+    store.evict(keys[:5])
+    after = store.usage()
+    assert after.objects == 21
+    assert after.used_bytes == usage.used_bytes
+    gone = {store.object_name(key) for key in keys[:5]}
+    assert after.trash_bytes == sum(page.length_bytes for page in listed if page.name in gone)
+    assert store.lookup(keys[5:]).pages == 20
+    assert store.clear() == 21
+    assert store.lookup(keys[5:]).pages == 0
+    assert (store.list().pages, store.usage().objects) == ((), 0)
+    assert other.usage().objects == 2
+    with pytest.raises(UsageError):
+        store.list("", 0)
+
+
+def test_where_pages_lie_is_told_where_it_is_known(place: Place) -> None:
+    store = place.open(PAGE)
+    keys, _ = stored(store, 6)
+    store.delete(keys[4:5])
+    held = store.locate(keys)
+    if isinstance(place, Namespace):
+        assert list(held.values()) == [4]
+    else:
+        assert held == {}
+    assert store.locate([]) == {}
+
+
+def test_objects_of_a_later_format_are_left_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.open(PAGE)
+    monkeypatch.setattr("kvstore.header.FORMAT_VERSION", 2)
+    later = place.open(PAGE)
+    keys, content = later.keys(prompt(2)), pages(PAGE, 2)
+    assert all(later.put(keys[:1], content[:1]).result())
+    monkeypatch.undo()
+    got = empty(PAGE, 2)
+    assert store.get(keys, got).result() == [Miss.NEWER, Miss.ABSENT]
+    assert untouched(got)
+    assert store.put(keys, content).result() == [PAGE.size_bytes] * 2  # the first one exists
+    assert store.stats().puts_existing == 1
+    assert store.get(keys, got).result() == [Miss.NEWER, PAGE.size_bytes]
+    assert store.stats().quarantined == 0
+    monkeypatch.setattr("kvstore.header.FORMAT_VERSION", 2)
+    assert later.get(keys, got).result() == [PAGE.size_bytes] * 2
+    assert got == content
