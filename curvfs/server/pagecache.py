@@ -15,17 +15,20 @@ from curvfs.world import Disk
 #: The kernel reads ahead, and mostly forgets, at least this much together: one byte of it stands for all.
 WINDOW_BYTES = 128 * KIB
 
-_NOT_AT_ONCE = (errno.EAGAIN, errno.EOPNOTSUPP)
-
 
 def read_cached(disk: Disk, fd: int, buffer: memoryview, offset_bytes: int) -> int:
     """Fill ``buffer`` from the page cache as far as it holds the file; returns how many bytes that were."""
     try:
         return disk.preadv(fd, [buffer], offset_bytes, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return 0
     except OSError as error:
-        if error.errno in _NOT_AT_ONCE:
-            return 0
-        raise
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    # tmpfs and others have no such reads, but may tell what they hold.
+    if disk.resident_bytes(fd, offset_bytes, len(buffer)) < len(buffer):
+        return 0
+    return disk.preadv(fd, [buffer], offset_bytes)
 
 
 def cached_bytes(disk: Disk, fd: int, offset_bytes: int, count_bytes: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from curvfs.errors import LocalProtocolError
+from curvfs.errors import ConnectionLost, LocalProtocolError
 from curvfs.net.transport import FrameStream
 from curvfs.server import convert
 from curvfs.server.behaviour import Behaviour, ReadLength
@@ -178,20 +178,25 @@ class _Connection:
     async def _send(self, request: Request, answer: _Answer) -> None:
         data_len = len(answer.content) + answer.file_bytes + answer.zero_bytes
         await self._raw.send(self._session.reply(request, answer.header, data_len), answer.content)
-        offset, end = answer.offset_bytes, answer.offset_bytes + answer.file_bytes
-        while offset < end:
-            cached = cached_bytes(self._world.disk, answer.fd, offset, end - offset)
-            if cached:
-                await self._raw.send_file(answer.fd, offset, cached)
-                offset += cached
-            else:
-                piece = await self._read_piece(answer.fd, offset, end - offset)
-                await self._raw.send(piece)
-                offset += len(piece)
+        try:
+            await self._send_file(answer.fd, answer.offset_bytes, answer.offset_bytes + answer.file_bytes)
+        except OSError as error:  # the reply has begun, so all that can be done is to end it
+            raise ConnectionLost(f"{self._raw.peer} was left in a reply: {error.strerror or error}.") from error
         if answer.zero_bytes:
             await self._raw.send(*_zeros(answer.zero_bytes))
         if isinstance(self._open, _Read):
             self._give_buffer()  # many readers hold a stream open, few are reading
+
+    async def _send_file(self, fd: int, offset_bytes: int, end_bytes: int) -> None:
+        while offset_bytes < end_bytes:
+            cached = cached_bytes(self._world.disk, fd, offset_bytes, end_bytes - offset_bytes)
+            if cached:
+                await self._raw.send_file(fd, offset_bytes, cached)
+                offset_bytes += cached
+            else:
+                piece = await self._read_piece(fd, offset_bytes, end_bytes - offset_bytes)
+                await self._raw.send(piece)
+                offset_bytes += len(piece)
 
     async def _read_piece(self, fd: int, offset_bytes: int, count_bytes: int) -> memoryview:
         """Some bytes of a file, from wherever they are, in our buffer. A file that just became shorter leaves zeros, as
@@ -463,9 +468,9 @@ class _Connection:
         stream.position = offset + count
         in_file = min(count, max(0, file_bytes - offset))
         content = _NOTHING
-        if in_file and (in_file <= _INLINE_BYTES or not cached_bytes(self._world.disk, stream.fd, offset, 1)):
-            # Before the reply begins, because what fails now is an error reply.
-            with os_errors(f"reading block {stream.block_id}"):
+        with os_errors(f"reading block {stream.block_id}"):
+            if in_file and (in_file <= _INLINE_BYTES or not cached_bytes(self._world.disk, stream.fd, offset, 1)):
+                # Before the reply begins, because what fails now is an error reply.
                 content = await self._read_piece(stream.fd, offset, in_file)
         there = len(content)
         return _Answer(b"", content, stream.fd, offset + there, in_file - there, count - in_file)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,12 @@ import trio
 from raw_client import BLOCK, Raw, RawBlock, commit_of, connected
 
 from curvfs.errors import BlockNotFound, RemoteError
+from curvfs.server.blockstore import BlockStore
 from curvfs.server.service import Server, run_server
 from curvfs.wire.codes import RequestStatus, RpcCode
 from curvfs.wire.frame import MAX_DATA_BYTES
-from curvfs.wire.messages import pb
+from curvfs.wire.messages import encode, pb
+from curvfs.world import RealDisk, World
 
 
 class Pair:
@@ -493,4 +499,205 @@ async def test_space_is_reserved_used_and_given_back(tmp_path: Path) -> None:
             with trio.fail_after(5):
                 while await available() != 4 * BLOCK:
                     await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def used(pair: Pair) -> int:
+    return int((await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).fs_used)
+
+
+def held(pair: Pair) -> int:
+    """Sum of the lengths of all block files, also of unfinished ones."""
+    return sum(path.stat().st_size for path in pair.root.rglob("blk_*"))
+
+
+async def test_used_bytes_are_those_of_all_block_files(pair: Pair) -> None:
+    """Whatever becomes of a block: unfinished, dropped, local, rewritten, truncated, refused, cancelled, deleted."""
+
+    async def check(size: int) -> None:
+        assert (await used(pair), held(pair)) == (size, size)
+
+    await pair.written(b"x" * 1000, "/whole")
+    located, stream = await pair.new_block("/dropped")
+    await stream.open_write()
+    await stream.write(b"y" * 300)
+    await stream.write(b"y" * 10, 0)
+    await check(1300)
+    _, local = await pair.new_block("/local")
+    path = (await local.open_write(short_circuit=True)).path
+    Path(path).write_bytes(b"z" * 50)  # drops the stream of /dropped
+    await pair.written(b"w" * 7, "/other")  # and that of /local
+    await check(1357)
+    rewritten = RawBlock(pair.worker, (await pair.master.locate("/whole")).block_locs[0].block)
+    await rewritten.open_write()
+    await check(2357)
+    await rewritten.write(b"r" * 1200)
+    await check(2557)
+    await refused(10000, rewritten.complete(3), "length mismatch")
+    await rewritten.complete(1200)
+    await check(1557)
+    await rewritten.open_write()
+    await rewritten.cancel()
+    await check(1557)
+    again = RawBlock(pair.worker, located.block)
+    await again.open_write()
+    await again.cancel()
+    await check(1257)
+    for name in ("/whole", "/local", "/other", "/dropped"):
+        await pair.master.delete(name)
+    with trio.fail_after(5):
+        while held(pair):
+            await trio.sleep(0.01)
+    await check(0)
+
+
+async def test_reserved_space_ends_with_every_way_that_a_stream_can(pair: Pair) -> None:
+    async def reserved() -> int:
+        return int((await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).reserved_bytes)
+
+    assert await reserved() == 0
+    for index, end in enumerate(("complete", "cancel", "other open", "connection", "refused")):
+        async with connected(pair.server.host, pair.server.worker_port) as other:
+            _, stream = await pair.new_block(f"/{index}")
+            stream.raw = other
+            await stream.open_write()
+            await stream.write(b"x" * 1000)
+            assert await reserved() == BLOCK - 1000, end
+            if end == "complete":
+                await stream.complete(1000)
+            elif end == "cancel":
+                await stream.cancel()
+            elif end == "other open":
+                done = await pair.written(b"done", "/done")
+                await RawBlock(other, done.block).open_read(4)
+            elif end == "refused":
+                with pytest.raises(RemoteError):
+                    await stream.complete(BLOCK + 1)
+        with trio.fail_after(5):
+            while await reserved():
+                await trio.sleep(0.01)
+
+
+async def test_a_batch_that_ends_gives_back_what_it_did_not_name(pair: Pair) -> None:
+    blocks = [(await pair.new_block(f"/{index}"))[0].block for index in range(2)]
+    opened = pb.BlocksBatchWriteRequest(blocks=blocks, block_size=BLOCK, client_name="me")
+    code = RpcCode.WRITE_BLOCKS_BATCH
+    await pair.worker.exchange(code, RequestStatus.OPEN, encode(opened), req_id=9, seq_id=0)
+    assert (await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).reserved_bytes == 2 * BLOCK
+    ended = pb.BlocksBatchCommitRequest(blocks=blocks[:1], block_size=BLOCK, cancel=True)
+    await pair.worker.exchange(code, RequestStatus.COMPLETE, encode(ended), req_id=9, seq_id=1)
+    assert (await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).reserved_bytes == 0
+
+
+async def test_a_stream_whose_block_another_has_finished_cannot_change_it(pair: Pair) -> None:
+    """A stream of a connection that its client has given up must not write into what readers have."""
+    located, late = await pair.new_block()
+    await late.open_write()
+    await late.write(b"old")
+    async with connected(pair.server.host, pair.server.worker_port) as other:
+        stream = RawBlock(other, located.block)
+        await stream.open_write()
+        await stream.write(b"new!")
+        await stream.complete(4)
+        await pair.master.complete("/f", 4, [commit_of(located, 4)])
+        await refused(10000, late.write(b"old", 0), "was completed or cancelled by another stream")
+        await stream.open_write()
+        await refused(10000, late.write(b"old", 0), "was completed or cancelled by another stream")
+        assert pair.active(located).read_bytes() == b"new!"
+        await stream.complete(4)
+    assert await used(pair) == 4
+
+
+async def test_a_staging_file_goes_with_its_file(pair: Pair) -> None:
+    """Deleted before or after its connection died, and under a stream that goes on."""
+    for when in ("before", "after", "open"):
+        located = (await pair.new_block("/f"))[0]
+        async with connected(pair.server.host, pair.server.worker_port) as other:
+            stream = RawBlock(other, located.block)
+            await stream.open_write()
+            await stream.write(b"x" * 100)
+            if when != "after":
+                await pair.master.delete("/f")
+                await gone(pair.staging(located))
+            if when == "open":
+                await stream.write(b"y" * 100)  # into what has no name any more
+                await refused(29, RawBlock(pair.worker, located.block).open_read(100))
+        if when == "after":
+            await pair.master.delete("/f")
+        await gone(pair.staging(located))
+        with trio.fail_after(5):
+            while await used(pair):
+                await trio.sleep(0.01)
+    assert held(pair) == 0 and list((pair.root / "staging").iterdir()) == []
+
+
+async def test_a_block_deleted_while_it_is_copied_goes_when_the_copy_fails(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    located = await pair.written(b"x" * 1000)
+    copying, deleted = threading.Event(), threading.Event()
+
+    def copy_nothing(self: BlockStore, source: int, target_path: str, length_bytes: int) -> None:
+        copying.set()
+        deleted.wait(5)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(BlockStore, "_copy", copy_nothing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refused, 17, RawBlock(pair.worker, located.block).open_write())
+        await trio.to_thread.run_sync(copying.wait)
+        await pair.master.delete("/f")
+        await trio.sleep(0.05)
+        deleted.set()
+    await gone(pair.active(located))
+    assert await used(pair) == 0
+
+
+class SlowDisk(RealDisk):
+    """A disk that has nothing in memory and takes its time."""
+
+    delay_s = 0.3
+    error: int | None = None
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset_bytes: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        time.sleep(self.delay_s)
+        if self.error is not None:
+            raise OSError(self.error, "broken")
+        return super().preadv(fd, buffers, offset_bytes)
+
+
+@pytest.mark.parametrize("size", [5000, 300_000, 2_500_000])
+async def test_nobody_else_waits_for_a_slow_disk(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    disk = SlowDisk()
+    async with trio.open_nursery() as nursery:
+        world = replace(World.real(), disk=disk)
+        server = await nursery.start(
+            partial(run_server, str(tmp_path / "p"), master_port=0, worker_port=0, world=world)
+        )
+        async with paired(server) as pair:
+            located = await pair.written(content, block_size=4 * BLOCK)
+            finished = trio.Event()
+
+            async def read() -> None:
+                stream = RawBlock(pair.worker, located.block)
+                await stream.open_read(size + 10, chunk=4 * BLOCK)
+                assert await stream.read() == content + bytes(10)
+                finished.set()
+
+            nursery.start_soon(read)
+            slowest_s = 0.0
+            with trio.fail_after(20):
+                while not finished.is_set():
+                    started_s = time.monotonic()
+                    await pair.master.stat("/f")
+                    slowest_s = max(slowest_s, time.monotonic() - started_s)
+                    await trio.sleep(0.002)
+            assert slowest_s < SlowDisk.delay_s / 2
+            disk.error, disk.delay_s = errno.EIO, 0
+            stream = RawBlock(pair.worker, located.block)
+            await stream.open_read(size, chunk=4 * BLOCK)
+            await refused(1, stream.read(), "reading block")
         nursery.cancel_scope.cancel()
