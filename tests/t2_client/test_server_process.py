@@ -278,7 +278,68 @@ async def test_kill_9_in_the_middle_of_everything(tmp_path: Path) -> None:
                 for writer in range(2):
                     for found in await _listed(master, f"/{life}-{writer}"):
                         owned |= {f"blk_{one.block.id}" for one in (await master.locate(found)).block_locs}
+            assert await figures(master) == (block_bytes(tmp_path), 0)
         assert block_files(tmp_path) <= owned
+
+
+async def test_used_bytes_under_load_and_after_kill_9(tmp_path: Path) -> None:
+    """Writers that complete, cancel, delete, rewrite, hang up and fail at once: what is used is what lies there."""
+
+    async def load(process: Process, name: str) -> None:
+        async with master_of(process) as master:
+            for index in range(24):
+                path = f"/{name}/{index}"
+                async with worker_of(process) as worker:
+                    await put(master, worker, path, b"x" * (100 + 3000 * index))
+                    stream = RawBlock(worker, (await master.locate(path)).block_locs[0].block)
+                    if index % 6:
+                        await stream.open_write()
+                        await stream.write(b"y" * 90_000, index)
+                    if index % 6 == 2:
+                        await stream.cancel()
+                    elif index % 6 == 3:
+                        await stream.complete(90_000 + index)
+                    elif index % 6 == 4:
+                        with pytest.raises(CurvfsError):
+                            await stream.complete(1)
+                    if index % 4 == 1:
+                        await master.delete(path)
+
+    with serving(tmp_path) as process:
+        async with master_of(process) as master:
+            async with trio.open_nursery() as nursery:
+                for writer in range(3):
+                    nursery.start_soon(load, process, str(writer))
+            with trio.fail_after(10):
+                while await figures(master) != (block_bytes(tmp_path), 0):
+                    await trio.sleep(0.02)
+            async with worker_of(process) as worker:
+                located = await master.add_block("/0/open", inode_id=(await master.create("/0/open")).id)
+                stream = RawBlock(worker, located.block)
+                await stream.open_write()
+                await stream.write(b"x" * 1000)
+                assert await figures(master) == (block_bytes(tmp_path), BLOCK - 1000)
+                process.end()
+    with serving(tmp_path) as process:
+        async with master_of(process) as master:
+            assert await figures(master) == (block_bytes(tmp_path), 0)
+            await master.delete("/0", recursive=True)
+            await master.delete("/1", recursive=True)
+            await master.delete("/2", recursive=True)
+            with trio.fail_after(10):
+                while await figures(master) != (0, 0) or block_files(tmp_path):
+                    await trio.sleep(0.02)
+
+
+async def figures(master: Raw) -> tuple[int, int]:
+    """Bytes used and reserved."""
+    info = await master.call(RpcCode.GET_FILESYSTEM_INFO)
+    return int(info.fs_used), int(info.reserved_bytes)
+
+
+def block_bytes(directory: Path) -> int:
+    """Sum of the lengths of all block files."""
+    return sum(path.stat().st_size for path in (directory / "data").rglob("blk_*"))
 
 
 async def _listed(master: Raw, path: str) -> list[str]:
