@@ -286,6 +286,27 @@ def check_mountpoint(disk: Disk, path: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- mount
 
 
+def hold_mountpoint(disk: Disk, path: str) -> int:
+    """A descriptor that keeps every other ``curvfs mount`` from this directory until it is closed.
+
+    Raises as :func:`check_mountpoint` does, also when another process is mounting there right now."""
+    check_mountpoint(disk, path)
+    try:
+        fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsageError(f"The mountpoint {path} cannot be used: {error.strerror}.", errno_=error.errno) from error
+    try:
+        if not disk.lock(fd, shared=False):
+            raise UsageError(
+                f"Another process is mounting on {path} right now; give another mountpoint.", errno_=errno.EBUSY
+            )
+        check_mountpoint(disk, path)
+    except BaseException:
+        disk.close(fd)
+        raise
+    return fd
+
+
 def escape_option(text: str) -> str:
     """A value for libfuse's ``-o``: commas and backslashes are marked, what is not ASCII is percent-encoded."""
     ascii_only = "".join(c if " " < c <= "~" else "".join(f"%{b:02X}" for b in c.encode()) for c in text)

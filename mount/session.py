@@ -265,11 +265,14 @@ class _Session:
         if self._options.read_only:
             words.add("ro")
         captured = kernel.CapturedStderr(self._world.disk)
+        held = kernel.hold_mountpoint(self._world.disk, self._path)
         try:
             with captured:
                 pyfuse3.init(self._operations, self._path, words)
         except RuntimeError as error:
             raise kernel.explain_refusal(captured.text, self._path) from error
+        finally:
+            self._world.disk.close(held)
         if captured.text.strip():
             log.warning("While mounting: %s", captured.text.strip())
         entry = kernel.mount_at(self._world.disk, self._path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.t4_mount.mounts import curvfs, mounted, mounted_at, skip_without_fuse
+from tests.t4_mount.mounts import COMMAND, curvfs, mounted, mounted_at, skip_without_fuse
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,21 @@ def test_mounted_already(tmp_path: Path) -> None:
         assert fails_twice.returncode == 2
         assert "is mounted already" in fails_twice.stderr and "curvfs umount" in fails_twice.stderr
         assert mounted_at(mount.path) == ["fuse.curvfs"]
+
+
+def test_two_mounts_at_once_on_one_directory(tmp_path: Path) -> None:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    arguments = [*COMMAND, "mount", "--background", "--embedded", str(tmp_path / "pool"), str(path)]
+    started = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=60)[1] for process in started]
+    try:
+        assert mounted_at(path) == ["fuse.curvfs"]
+        assert sorted(process.returncode for process in started) == [0, 2, 2], said
+        assert all(str(path) in line for line in said if line)
+    finally:
+        while mounted_at(path):
+            assert curvfs("umount", path).returncode == 0
 
 
 def test_arguments(tmp_path: Path) -> None:
