@@ -12,11 +12,14 @@ from curvfs.client.records import (
     FileLock,
     FileStatus,
     FilesystemInfo,
+    Freed,
     LocalExtent,
     Located,
     LockKind,
     MountPoint,
+    NewExtent,
     RemoteExtent,
+    StoragePolicy,
     StorageState,
     StorageType,
     TtlAction,
@@ -32,7 +35,7 @@ from curvfs.client.sync import (
     SyncWriteExtent,
 )
 from curvfs.client.writer import FileWriter
-from curvfs.config import ClientConfig, parse_url
+from curvfs.config import ClientConfig, Settings, gather_settings, parse_url
 from curvfs.server.embedded import EmbeddedServer
 
 __all__ = [
@@ -47,13 +50,17 @@ __all__ = [
     "FileStatus",
     "FileWriter",
     "FilesystemInfo",
+    "Freed",
     "LocalExtent",
     "Located",
     "LockKind",
     "MountPoint",
+    "NewExtent",
     "Portal",
     "ReadExtents",
     "RemoteExtent",
+    "Settings",
+    "StoragePolicy",
     "StorageState",
     "StorageType",
     "SyncFileReader",
@@ -65,6 +72,7 @@ __all__ = [
     "WorkerAddress",
     "WorkerInfo",
     "WriteExtent",
+    "gather_settings",
     "open_filesystem",
     "parse_url",
 ]

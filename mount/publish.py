@@ -157,6 +157,7 @@ class Publisher:
                     owner=owner,
                     group=group,
                     xattrs={BORN_XATTR: born},
+                    unique_name=True,
                 )
             except NotFound:
                 if attempt:

@@ -9,12 +9,13 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import demo, mountcmd, serve, wirecmd
+from tools import configcmd, demo, mountcmd, serve, wirecmd
 
 app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
 mountcmd.register(app)
 demo.register(app)
+configcmd.register(app)
 app.add_typer(wirecmd.app, name="wire")
 
 #: Base of typer's own usage errors; typer moved it between modules, its place above BadParameter stayed.

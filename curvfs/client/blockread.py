@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
+from curvfs.client.diskcalls import CALL_BYTES, DiskCall, SharedFile, read_into
 from curvfs.client.localfiles import LocalFile, Refused
 from curvfs.client.records import BlockLocation, WorkerAddress
 from curvfs.client.session import Session, worker_key
-from curvfs.errors import CurvfsError, ProtocolError, RemoteError, TransportError, from_os_error
+from curvfs.errors import CurvfsError, DeadlineExceeded, ProtocolError, RemoteError, TransportError, from_os_error
 from curvfs.net.workers import BlockChannel
 from curvfs.units import KIB, MIB, align_up
 from curvfs.wire.codes import RpcCode
@@ -78,38 +81,40 @@ def _read_request(session: Session, block: BlockLocation, **fields: bool | int) 
 class LocalBlock:
     """A block whose file is open on this machine. Several tasks may read at once; the last to let go closes it."""
 
-    def __init__(self, session: Session, block: BlockLocation, file: LocalFile) -> None:
+    def __init__(self, session: Session, block: BlockLocation, worker_id: int, file: LocalFile) -> None:
         self._session = session
         self._block = block
-        self._file = file
-        self._users = 1
+        self._worker_id = worker_id
+        self._file = SharedFile(session.world, file.fd)
 
     async def read(self, span: Span) -> None:
-        """Fill the span. Raises CurvfsError when the disk fails, or when the file has become too short."""
-        self._users += 1
-        try:
-            done = await self._session.world.threads.run(self._pread, span)
-        finally:
-            self.close()
-        span.done += done
-        self._session.stats["bytes_read_local"] += done
+        """Fill the span. Raises CurvfsError when the disk fails or hangs, or when the file has become too short."""
+        disk, doing = self._session.local.disk, f"Cannot read the local file of block {self._block.block_id}"
+        while span.left:
+            view, position = span.rest[:CALL_BYTES], span.position
+            self._file.use()
+            try:
+                done = await disk.call(self._worker_id, partial(self._read, view, position), release=self._file.close)
+            except OSError as error:
+                raise from_os_error(error, doing=doing) from error
+            except DeadlineExceeded as error:
+                raise CurvfsError(f"{doing}: {error}", errno_=errno.ETIMEDOUT) from error
+            span.done += done
+            self._session.stats["bytes_read_local"] += done
+            if done < len(view):
+                break
         if span.left:
             if not self._block.is_resized:
                 raise CurvfsError(f"The local file of block {self._block.block_id} ends before the block does.")
             fill_with_zeros(span.rest)
             span.done += span.left
 
-    def _pread(self, span: Span) -> int:
-        try:
-            return self._session.world.disk.pread_full(self._file.fd, span.rest, span.position)
-        except OSError as error:
-            raise from_os_error(error, doing=f"Cannot read the local file of block {self._block.block_id}") from error
+    def _read(self, view: memoryview, position: int, call: DiskCall[int]) -> int:
+        return read_into(self._session.world.disk, self._file.fd, view, position, call)
 
     def close(self) -> None:
         """Let go; once for whoever opened it."""
-        self._users -= 1
-        if self._users == 0:
-            self._session.world.disk.close(self._file.fd)
+        self._file.close()
 
 
 class RemoteBlock:
@@ -226,7 +231,8 @@ class RemoteBlock:
 async def open_local(
     session: Session, worker: WorkerAddress, blocks: Sequence[BlockLocation], *, direct: bool = False
 ) -> list[LocalFile | Refused]:
-    """The verified files of blocks that ``worker`` holds, or why there is none: one round trip for all of them."""
+    """The verified files of blocks that ``worker`` holds, or why there is none: one round trip for all of them (and
+    another the first time)."""
     reason = session.local.candidate(worker)
     if reason:
         return [Refused(reason) for _ in blocks]
@@ -243,48 +249,60 @@ async def open_local(
     except (TransportError, ProtocolError):
         session.local.count("worker_unreachable")
         return [Refused("worker_unreachable") for _ in blocks]
-    opened: list[LocalFile | Refused] = []
-    try:
-        for block, answer in zip(blocks, answers, strict=True):
-            file = _open_granted(session, worker, block, answer, direct and session.local.is_proven(worker))
-            if isinstance(file, LocalFile) and not session.local.is_proven(worker):
-                refused = await _prove(session, worker, block, file)
-                if refused is not None:
-                    return [refused for _ in blocks]
-                if direct:
-                    session.world.disk.close(file.fd)
-                    file = _open_granted(session, worker, block, answer, direct)
-            opened.append(file)
-    except BaseException:
-        for file in opened:
+
+    def open_all(direct: bool, _: DiskCall[list[LocalFile | Refused]]) -> list[LocalFile | Refused]:
+        return [
+            _open_granted(session, worker, block, answer, direct) for block, answer in zip(blocks, answers, strict=True)
+        ]
+
+    def close_all(files: list[LocalFile | Refused]) -> None:
+        for file in files:
             if isinstance(file, LocalFile):
                 session.world.disk.close(file.fd)
-        raise
-    return opened
+
+    async def on_disk(direct: bool) -> list[LocalFile | Refused]:
+        try:
+            return await session.local.disk.call(worker.worker_id, partial(open_all, direct), undo=close_all)
+        except DeadlineExceeded:
+            session.local.count("stuck")
+            return [Refused("stuck") for _ in blocks]
+
+    proven = session.local.is_proven(worker)
+    files = await on_disk(direct and proven)
+    if proven:
+        return files
+    found = [index for index, file in enumerate(files) if isinstance(file, LocalFile)]
+    if not found:
+        return files
+    sample = files.pop(found[0])
+    assert isinstance(sample, LocalFile)
+    close_all(files)
+    refused = await _prove(session, worker, blocks[found[0]], sample)
+    return [refused for _ in blocks] if refused is not None else await on_disk(direct)
 
 
 async def _prove(session: Session, worker: WorkerAddress, block: BlockLocation, file: LocalFile) -> Refused | None:
-    """Compare the first bytes of a block's file, open without O_DIRECT, with what the worker sends. None when they are
-    the same; the file is closed otherwise."""
+    """Compare the first bytes of a block's file, open without O_DIRECT, with what the worker sends, and close it. None
+    when they are the same."""
     count = min(block.length_bytes, _PROOF_BYTES)
     there, here = bytearray(count), bytearray(count)
-    same = False
+    world, fd = session.world, file.fd
     try:
-        session.world.disk.pread_full(file.fd, memoryview(here), 0)
+        await session.local.disk.call(
+            worker.worker_id,
+            partial(read_into, world.disk, fd, memoryview(here), 0),
+            release=partial(world.disk.close, fd),
+        )
         stream = await RemoteBlock.open(session, worker, block, count)
         try:
             await stream.read(Span(memoryview(there), 0))
         finally:
             await stream.close()
-        same = here == there
-        session.local.prove(worker, same=same)
-    except (OSError, RemoteError, TransportError, ProtocolError):
+    except (CurvfsError, OSError):
         session.local.count("unproven")
         return Refused("unproven")
-    finally:
-        if not same:
-            session.world.disk.close(file.fd)
-    return None if same else Refused("other_bytes")
+    session.local.prove(worker, same=here == there)
+    return None if here == there else Refused("other_bytes")
 
 
 def _open_granted(

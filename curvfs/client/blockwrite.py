@@ -7,16 +7,20 @@ the block is committed with the ones that hold it all. Only when none is left do
 from __future__ import annotations
 
 import abc
+import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from curvfs.client.convert import storage_type, worker_address
+from curvfs.client.diskcalls import CALL_BYTES, SharedFile, write_from
 from curvfs.client.localfiles import LocalFile, Refused
 from curvfs.client.records import WorkerAddress
 from curvfs.client.session import Session, worker_key
 from curvfs.errors import (
     CurvfsError,
+    DeadlineExceeded,
     LocalProtocolError,
     NoAvailableWorker,
     ProtocolError,
@@ -33,9 +37,11 @@ from curvfs.wire.messages import decode, encode, pb
 class Replica(abc.ABC):
     """One worker's copy of a block that is being written. One task at a time."""
 
-    def __init__(self, session: Session, channel: BlockChannel, storage: int) -> None:
+    def __init__(self, session: Session, channel: BlockChannel, block_id: int, storage: int) -> None:
         self._session = session
         self._channel = channel
+        self._block_id = block_id
+        self._block_kept = True
         #: What the worker said it stores the block on; goes into the commit.
         self.storage_type = storage
 
@@ -54,6 +60,7 @@ class Replica(abc.ABC):
     async def complete(self, header: bytes) -> None:
         """Publish the block on the worker and give the connection back. Raises RemoteError, TransportError."""
         await self._channel.finish(header)
+        self._block_kept = False
         await self.drop()
 
     async def cancel(self, header: bytes) -> None:
@@ -61,21 +68,25 @@ class Replica(abc.ABC):
         try:
             with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
                 await self._channel.cancel(header)
+                self._block_kept = False
         except CurvfsError:
             pass  # the connection is dropped; the worker keeps the block until it is opened again or deleted
         finally:
             await self.drop()
 
     async def drop(self) -> None:
-        """Let go of the connection; never raises."""
+        """Let go of the connection; never raises. What was sent and neither completed nor cancelled stays on the
+        worker: it is remembered, to be cancelled before the block is written again (4.7)."""
+        if self._block_kept:
+            self._session.dropped_streams.add((self.worker_id, self._block_id))
         await self._channel.release()
 
 
 class RemoteReplica(Replica):
     """Bytes go over the wire: Running frames of up to ``chunk_size_bytes``, ``window`` of them unanswered."""
 
-    def __init__(self, session: Session, channel: BlockChannel, storage: int, offset_bytes: int) -> None:
-        super().__init__(session, channel, storage)
+    def __init__(self, session: Session, channel: BlockChannel, block_id: int, storage: int, offset_bytes: int) -> None:
+        super().__init__(session, channel, block_id, storage)
         self._position = offset_bytes
 
     async def write(self, view: memoryview, offset_bytes: int) -> None:
@@ -101,34 +112,48 @@ class RemoteReplica(Replica):
 class LocalReplica(Replica):
     """Bytes go straight into the file that the worker named; no Running frames."""
 
-    def __init__(self, session: Session, channel: BlockChannel, storage: int, file: LocalFile) -> None:
-        super().__init__(session, channel, storage)
-        self._file: LocalFile | None = file
+    def __init__(self, session: Session, channel: BlockChannel, block_id: int, storage: int, file: LocalFile) -> None:
+        super().__init__(session, channel, block_id, storage)
+        self._lendable: LocalFile | None = file
+        self._file: SharedFile | None = None
 
     async def write(self, view: memoryview, offset_bytes: int) -> None:
-        await self._session.world.threads.run(self._pwrite, view, offset_bytes)
-        self._session.stats["bytes_written_local"] += len(view)
+        doing = "Cannot write the local file of a block"
+        for start in range(0, len(view), CALL_BYTES):
+            piece = view[start : start + CALL_BYTES]
+            file = self._take()
+            file.use()
+            write = partial(write_from, self._session.world.disk, file.fd, piece, offset_bytes + start)
+            try:
+                await self._session.local.disk.call(self.worker_id, write, release=file.close)
+            except OSError as error:
+                raise from_os_error(error, doing=doing) from error
+            except DeadlineExceeded as error:
+                # The write may still happen, whenever that is: nobody must take the block for its own until then.
+                self._session.hung_blocks.add(self._block_id)
+                raise CurvfsError(f"{doing}: {error}", errno_=errno.ETIMEDOUT) from error
+            self._session.stats["bytes_written_local"] += len(piece)
 
-    def _pwrite(self, view: memoryview, offset_bytes: int) -> None:
-        assert self._file is not None
-        try:
-            self._session.world.disk.pwrite_full(self._file.fd, view, offset_bytes)
-        except OSError as error:
-            raise from_os_error(error, doing="Cannot write the local file of a block") from error
+    def _take(self) -> SharedFile:
+        if self._file is None:
+            self._file = SharedFile(self._session.world, self.lend().fd)
+        return self._file
 
     async def settle(self) -> None:
         pass
 
     def lend(self) -> LocalFile:
         """Hand the open file over to the caller, who closes it."""
-        file, self._file = self._file, None
+        file, self._lendable = self._lendable, None
         assert file is not None
         return file
 
     async def drop(self) -> None:
+        if self._lendable is not None:
+            self._session.world.disk.close(self.lend().fd)
         file, self._file = self._file, None
         if file is not None:
-            self._session.world.disk.close(file.fd)
+            file.close()
         await super().drop()
 
 
@@ -171,16 +196,23 @@ async def open_replica(
     capacity_bytes: int,
     direct: bool = False,
     local: bool = True,
+    discard: bool = False,
 ) -> Replica:
     """Open a block for writing on one worker: as a local file where that can be trusted, else over the wire.
 
-    ``direct`` asks for a local file open with O_DIRECT, which only somebody who takes it over can use.
+    ``direct`` asks for a local file open with O_DIRECT, which only somebody who takes it over can use. ``discard``
+    throws away what a stream before this one left on the worker: Open, Cancel, Open again (4.7).
 
     Raises RemoteError and TransportError.
     """
     reason = session.local.candidate(worker)
-    short_circuit = local and not reason
+    short_circuit = local and not reason and not discard
     doing = f"write block {block.id}"
+    if block.id in session.hung_blocks:
+        raise CurvfsError(
+            f"Cannot {doing}: an earlier write to its local file hangs and may still happen; write to a new file.",
+            errno_=errno.ETIMEDOUT,
+        )
     request = write_request(
         session,
         block,
@@ -198,23 +230,40 @@ async def open_replica(
                 f"Cannot {doing}: {channel.worker} opened block {answer.id} of {answer.block_size} bytes at "
                 f"{answer.off}; block {block.id} of {capacity_bytes} bytes at {offset_bytes} was asked for."
             )
+        if discard:
+            await channel.cancel(request)
+            session.dropped_streams.discard((worker.worker_id, block.id))
+            await channel.release()
+            return await open_replica(
+                session,
+                worker,
+                block,
+                offset_bytes=offset_bytes,
+                capacity_bytes=capacity_bytes,
+                direct=direct,
+                local=local,
+            )
         storage = int(storage_type(answer.storage_type))
         if not (short_circuit and answer.path):
             if short_circuit:
                 session.local.count("not_granted")
-            return RemoteReplica(session, channel, storage, offset_bytes)
+            return RemoteReplica(session, channel, block.id, storage, offset_bytes)
         size_bytes = block.alloc_opts.len if block.HasField("alloc_opts") else block.block_size
         try:
-            file = session.local.open(
-                answer.path, block.id, worker.worker_id, size_bytes=size_bytes, write=True, direct=direct
+            file = await session.local.disk.call(
+                worker.worker_id,
+                lambda _: session.local.open(
+                    answer.path, block.id, worker.worker_id, size_bytes=size_bytes, write=True, direct=direct
+                ),
+                undo=lambda file: session.world.disk.close(file.fd),
             )
-        except Refused:
+        except (Refused, DeadlineExceeded):
             # The block stays in writing state: a fresh Open without short circuit takes over (4.12).
             await channel.release()
             return await open_replica(
                 session, worker, block, offset_bytes=offset_bytes, capacity_bytes=capacity_bytes, local=False
             )
-        return LocalReplica(session, channel, storage, file)
+        return LocalReplica(session, channel, block.id, storage, file)
     except BaseException:
         await channel.release()
         raise
@@ -269,6 +318,8 @@ class BlockWriter:
                         offset_bytes=offset_bytes,
                         capacity_bytes=capacity_bytes,
                         direct=direct,
+                        discard=(worker.worker_id, located.block.id) in session.dropped_streams
+                        and (new or session.rewrites_aside),
                     )
                     replicas.append(replica)
                 except (RemoteError, TransportError, ProtocolError) as error:

@@ -33,6 +33,11 @@ _INTERNAL_XATTRS = frozenset((_RDEV_XATTR, "curvine.i_flags"))
 _U32 = struct.Struct("<I")
 
 
+def device_xattr(number: int) -> dict[str, bytes]:
+    """What a special file is made with (4.5)."""
+    return {_RDEV_XATTR: _U32.pack(number)}
+
+
 def _enum(cls: type[E], number: int, unknown: E) -> E:
     try:
         return cls(number)

@@ -220,21 +220,30 @@ class WriteExtent:
         Raises CurvfsError when not every byte was sent or the local file has not the right length: nothing is
         committed then.
         """
+        await self.complete_block()
+        path, inode_id, length_bytes, commits = self.completion()
+        answer = await self._calls.complete_file(
+            path, inode_id, length_bytes=length_bytes, commits=commits, only_flush=False
+        )
+        if not answer.result:
+            raise CurvfsError(f"The master did not complete {self._full_path}; try again.")
+        return self.completed()
+
+    async def complete_block(self) -> None:
+        """The part of :meth:`commit` that concerns the workers; nothing when that went well before."""
         if self._ended:
             raise CurvfsError(f"Cannot commit {self._full_path}: it was committed or aborted.", errno_=errno.EBADF)
         if self._writer is not None and self._commit is None:
             self._check_whole()
             self._writer.wrote_to(self._size)
             self._commit = await self._writer.complete()
-        answer = await self._calls.complete_file(
-            self._full_path,
-            self._status.id,
-            length_bytes=self._size,
-            commits=[self._commit] if self._commit is not None else [],
-            only_flush=False,
-        )
-        if not answer.result:
-            raise CurvfsError(f"The master did not complete {self._full_path}; try again.")
+
+    def completion(self) -> tuple[str, int, int, list[pb.CommitBlockProto]]:
+        """What the master must be told then: full path, inode id, length, commits."""
+        return self._full_path, self._status.id, self._size, [self._commit] if self._commit is not None else []
+
+    def completed(self) -> FileStatus:
+        """The part of :meth:`commit` after that: the master knows."""
         self._ended = True
         self.close_descriptor()
         return dataclasses.replace(self._status, length_bytes=self._size, is_complete=True)

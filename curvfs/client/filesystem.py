@@ -11,7 +11,6 @@ from typing import Any
 import trio
 
 from curvfs.client import convert, paths
-from curvfs.client.blockwrite import BlockWriter
 from curvfs.client.extents import ReadExtents, WriteExtent, open_extents
 from curvfs.client.listing import Pages
 from curvfs.client.mastercalls import (
@@ -25,8 +24,22 @@ from curvfs.client.mastercalls import (
     MasterCalls,
 )
 from curvfs.client.mounts import MountTable
+from curvfs.client.newextents import Plan, commit_extents, create_extents
 from curvfs.client.reader import FileReader
-from curvfs.client.records import FileKind, FileLock, FileStatus, FilesystemInfo, Located, MountPoint, TtlAction
+from curvfs.client.records import (
+    DEFAULT_POLICY,
+    SPECIAL_KINDS,
+    FileKind,
+    FileLock,
+    FileStatus,
+    FilesystemInfo,
+    Freed,
+    Located,
+    MountPoint,
+    NewExtent,
+    StoragePolicy,
+    TtlAction,
+)
 from curvfs.client.session import Session
 from curvfs.client.writer import FileWriter
 from curvfs.config import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, ClientConfig, resolve_config
@@ -34,13 +47,12 @@ from curvfs.errors import (
     CurvfsError,
     FileExists_,
     FileTooLarge,
-    InProgress,
     InvalidRequest,
     IsADirectory,
     NotADirectory,
     NotFound,
+    Unsupported,
 )
-from curvfs.net.cluster import Progress
 from curvfs.units import align_up
 from curvfs.wire.messages import pb
 from curvfs.world import World
@@ -88,8 +100,20 @@ class CurvineFileSystem:
     async def connect(self) -> None:
         """The session's first calls (4.3). Raises TransportError when no master answers."""
         answer = await self._calls.handshake()
-        self._session.knows_set_attr_on_close = answer.HasField("compatibility")
+        self._session.knows_set_attr_on_close = self._session.rewrites_aside = answer.HasField("compatibility")
         await self._mounts.refresh()
+        if self.config.metrics_report:
+            self._session.nursery.start_soon(self._report_metrics)
+
+    async def _report_metrics(self) -> None:
+        """MetricsReport, for as long as the client is open (4.21)."""
+        while True:
+            await self.world.clock.sleep(self.config.metrics_interval_s)
+            counters = {f"client_{name}": value for name, value in self.stats().items()}
+            try:
+                await self._calls.report_metrics(f"{self.hostname}/{self.client_name}", counters)
+            except CurvfsError:
+                self._session.stats["metrics_unreported"] += 1
 
     def _full(self, path: str) -> str:
         return paths.join(self._root, paths.normalize(path))
@@ -115,6 +139,7 @@ class CurvineFileSystem:
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
+        policy: StoragePolicy = DEFAULT_POLICY,
     ) -> FileStatus:
         """Make a directory. ``parents`` makes missing parents (with the same mode) and accepts one that is there.
 
@@ -126,7 +151,7 @@ class CurvineFileSystem:
                 raise FileExists_("Cannot make /: it is the root directory.")
             return await self.stat(path)
         status = await self._calls.mkdir(
-            full, mode=mode, parents=parents, xattrs=xattrs or {}, owner=owner, group=group
+            full, mode=mode, parents=parents, xattrs=xattrs or {}, owner=owner, group=group, policy=policy
         )
         return convert.file_status(status, paths.normalize(path))
 
@@ -210,6 +235,12 @@ class CurvineFileSystem:
             raise InvalidRequest(f"Cannot delete {full}: the root stays.", errno_=errno.EBUSY)
         self._mounts.check_delete(full)
         await self._calls.delete(full, recursive=recursive)
+
+    async def free(self, path: str, *, recursive: bool = False) -> Freed:
+        """Drop Curvine's copies of files that an under store holds, too (4.13); files that are in Curvine alone stay
+        as they are. Their bytes can be read by a client of the under store only, then. Raises NotFound."""
+        answer = await self._calls.free(self._for_change(path), recursive=recursive)
+        return Freed(answer.inodes, answer.bytes)
 
     async def symlink(self, target: str, path: str, *, owner: str = "", group: str = "") -> FileStatus:
         """Make a symlink at ``path``; ``target`` is stored as it is. Raises FileExists_, NotFound (no parent)."""
@@ -311,40 +342,74 @@ class CurvineFileSystem:
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
+        policy: StoragePolicy | None = None,
+        unique_name: bool = False,
     ) -> FileWriter:
         """Make a file and open it for writing. ``overwrite`` empties one that is there, which keeps its owner, group,
-        mode, inode id and xattrs. ``parents`` makes missing directories (mode 0755).
+        mode, inode id and xattrs. ``parents`` makes missing directories (mode 0755). ``policy`` is the medium and the
+        time to live, the settings' own by default.
 
-        Two writers of one name share one block, so use unique names where that can happen (hazard 7). Raises
-        FileExists_, IsADirectory, NotFound (no parent), NotADirectory.
+        Two writers of one name share one block, so use unique names where that can happen (hazard 7). ``unique_name``
+        promises that nobody else makes this name: then a file that an earlier attempt of this call made, whose answer
+        was lost, is taken for what it is, where else FileExists_ says that it may be. Raises FileExists_,
+        IsADirectory, NotFound (no parent), NotADirectory.
         """
-        full, status, created, alone = await self._create(
-            path,
-            block_size_bytes=self.config.block_size_bytes if block_size_bytes is None else block_size_bytes,
-            replicas=self.config.replicas if replicas is None else replicas,
-            overwrite=overwrite,
+        block_size_bytes = self.config.block_size_bytes if block_size_bytes is None else block_size_bytes
+        replicas = self.config.replicas if replicas is None else replicas
+        full = self._for_new(path, block_size_bytes, replicas)
+        options = self._calls.create_options(
+            block_size_bytes=block_size_bytes,
+            replicas=replicas,
             mode=mode,
-            parents=parents,
-            xattrs=xattrs,
             owner=owner,
             group=group,
+            xattrs=xattrs,
+            policy=policy,
         )
-        return FileWriter(self._session, self._calls, full, status, (), created=created, alone=alone)
+        before = None
+        if overwrite:
+            before = await self._calls.status_or_none(full)
+            if before is not None:
+                self._must_be_file(before, full)
+        if parents:
+            await self._make_parents(full, owner, group)
+        flags = O_WRONLY | O_CREAT | (O_TRUNC if overwrite else O_EXCL)
+        answer = await self._calls.create(full, options, flags, unique_name=unique_name)
+        status = convert.file_status(answer, paths.normalize(path))
+        alone = before is None or before.is_complete
+        return FileWriter(self._session, self._calls, full, status, (), created=before is None, alone=alone)
 
-    async def _create(
-        self,
-        path: str,
-        *,
-        block_size_bytes: int,
-        replicas: int,
-        overwrite: bool,
-        mode: int,
-        parents: bool,
-        xattrs: Mapping[str, bytes] | None,
-        owner: str,
-        group: str,
-    ) -> tuple[str, FileStatus, bool, bool]:
-        """Full path, status, whether the file is new, whether nobody else is writing it."""
+    async def mknod(
+        self, path: str, kind: FileKind, mode: int = 0o644, rdev: int = 0, *, owner: str = "", group: str = ""
+    ) -> FileStatus:
+        """Make a special file: a FIFO, a socket, or a device with number ``rdev`` (32 bits), or an empty regular file.
+
+        v0.3.2-alpha knows no special files, and says so by making a regular one: that is removed, and Unsupported
+        raised. Raises FileExists_, NotFound (no parent), NotADirectory, InvalidRequest for other kinds.
+        """
+        if kind is FileKind.FILE:
+            await (await self.create(path, mode=mode, owner=owner, group=group)).close()
+            return await self.stat(path)
+        if kind not in SPECIAL_KINDS or not 0 <= rdev < 1 << 32:
+            raise InvalidRequest(f"Cannot make {path}: {kind.name} with device number {rdev} is no special file.")
+        full = self._for_new(path, self.config.block_size_bytes, 1)
+        options = self._calls.create_options(
+            block_size_bytes=self.config.block_size_bytes,
+            replicas=1,
+            mode=mode & 0o7777,
+            owner=owner,
+            group=group,
+            xattrs=convert.device_xattr(rdev),
+            kind=kind,
+        )
+        await self._parent_must_be_directory(full)
+        made = await self._calls.create(full, options, O_WRONLY | O_CREAT | O_EXCL, unique_name=False)
+        if int(made.file_type) != int(kind):
+            await self._calls.delete(full, recursive=False)
+            raise Unsupported(f"Cannot make {path}: this Curvine version knows no special files.", errno_=errno.EPERM)
+        return convert.file_status(made, paths.normalize(path))
+
+    def _for_new(self, path: str, block_size_bytes: int, replicas: int) -> str:
         full = self._for_change(path)
         if full == self._root:
             raise IsADirectory(f"Cannot create {full}: it is the root directory.")
@@ -353,22 +418,12 @@ class CurvineFileSystem:
                 f"Cannot create {full} with blocks of {block_size_bytes} bytes and {replicas} replicas; blocks must "
                 f"have {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES} bytes, and there must be 1 to 99 replicas."
             )
-        options = self._calls.create_options(
-            block_size_bytes=block_size_bytes, replicas=replicas, mode=mode, owner=owner, group=group, xattrs=xattrs
-        )
-        before = None
-        if overwrite:
-            before = await self._calls.status_or_none(full)
-            if before is not None:
-                self._must_be_file(before, full)
-        if parents:
-            parent = paths.parent_of(full)
-            if parent != "/":
-                await self._calls.mkdir(parent, mode=0o755, parents=True, xattrs={}, owner=owner, group=group)
-        flags = O_WRONLY | O_CREAT | (O_TRUNC if overwrite else O_EXCL)
-        status = await self._calls.create(full, options, flags)
-        found = convert.file_status(status, paths.normalize(path))
-        return full, found, before is None, before is None or before.is_complete
+        return full
+
+    async def _make_parents(self, full: str, owner: str, group: str) -> None:
+        parent = paths.parent_of(full)
+        if parent != "/":
+            await self._calls.mkdir(parent, mode=0o755, parents=True, xattrs={}, owner=owner, group=group)
 
     @staticmethod
     def _must_be_file(status: pb.FileStatusProto, full: str) -> None:
@@ -431,6 +486,21 @@ class CurvineFileSystem:
             )
         async with await self.open_for_write(path) as writer:
             await writer.truncate(length_bytes)
+        return await self.stat(path)
+
+    async def fallocate(self, path: str, offset_bytes: int, length_bytes: int) -> FileStatus:
+        """What fallocate(2) does with mode 0 (4.10): a file that ends before ``offset_bytes + length_bytes`` is
+        extended to that, if the cluster has room for it now (OutOfSpace if not); a longer one stays as it is. What is
+        new reads as zeros. No other mode exists: Curvine cannot make holes, and refuses or spoils the rest."""
+        end_bytes = offset_bytes + length_bytes
+        if offset_bytes < 0 or length_bytes <= 0 or end_bytes > _MAX_LENGTH_BYTES:
+            raise FileTooLarge(
+                f"Cannot allocate {length_bytes} bytes at {offset_bytes} of {path}; a file has {_MAX_LENGTH_BYTES} at "
+                "most.",
+                errno_=errno.EFBIG if end_bytes > _MAX_LENGTH_BYTES else errno.EINVAL,
+            )
+        async with await self.open_for_write(path) as writer:
+            await writer.allocate(end_bytes)
         return await self.stat(path)
 
     async def locate(self, path: str) -> Located:
@@ -498,49 +568,74 @@ class CurvineFileSystem:
         xattrs: Mapping[str, bytes] | None = None,
         owner: str = "",
         group: str = "",
+        policy: StoragePolicy | None = None,
+        unique_name: bool = True,
     ) -> WriteExtent:
         """Make a file of one block of ``size_bytes``, to be written once: through a verified local descriptor where
-        there is one. The block size is ``size_bytes`` rounded up to 4096, at least 1 MiB. Raises FileExists_."""
-        block_size_bytes = max(MIN_BLOCK_SIZE_BYTES, align_up(size_bytes, _SECTOR_BYTES))
-        if size_bytes < 0 or block_size_bytes > MAX_BLOCK_SIZE_BYTES:
-            raise InvalidRequest(f"Cannot create {path} with one block of {size_bytes} bytes; use create().")
-        full, status, _, _ = await self._create(
-            path,
-            block_size_bytes=block_size_bytes,
-            replicas=self.config.replicas,
-            overwrite=False,
-            mode=mode,
-            parents=parents,
-            xattrs=xattrs,
-            owner=owner,
-            group=group,
-        )
-        writer: BlockWriter | None = None
-        reason = "empty"
-        if size_bytes:
-            try:
-                writer, reason = await self._first_block(full, status, block_size_bytes, direct)
-            except BaseException:
-                await WriteExtent(self._session, self._calls, full, status, size_bytes, None, reason).abort()
-                raise
-        return WriteExtent(self._session, self._calls, full, status, size_bytes, writer, reason)
+        there is one. The block size is ``size_bytes`` rounded up to 4096, at least 1 MiB.
 
-    async def _first_block(
-        self, full: str, status: FileStatus, block_size_bytes: int, direct: bool
-    ) -> tuple[BlockWriter, str]:
-        progress = Progress()
-        located = await self._calls.add_block(
-            full, status.id, file_length_bytes=0, last_block=None, commits=(), progress=progress
-        )
-        if not located.locs:
-            if not progress.uncertain:
-                raise InProgress(f"Cannot write {full}: another client is writing it; use unique names.")
-            located.locs.extend((await self._calls.assign_worker(full, located.block)).locs)
-        reason = self._session.local.candidate(convert.worker_address(located.locs[0])) if located.locs else "lost"
-        writer = await BlockWriter.open(
-            self._session, located, offset_bytes=0, capacity_bytes=block_size_bytes, new=True, direct=direct
-        )
-        return writer, "replicas" if len(located.locs) > 1 else reason or "refused"
+        ``path`` must be a name that nobody else makes (a staging name), unless ``unique_name`` is False: see
+        :meth:`create`. Raises FileExists_.
+        """
+        if parents:
+            await self._make_parents(self._for_change(path), owner, group)
+        extent = (
+            await self.create_extents_many(
+                [NewExtent(path, size_bytes, dict(xattrs or {}))],
+                direct=direct,
+                mode=mode,
+                owner=owner,
+                group=group,
+                policy=policy,
+                unique_names=unique_name,
+            )
+        )[0]
+        if isinstance(extent, CurvfsError):
+            raise extent
+        return extent
+
+    async def create_extents_many(
+        self,
+        files: Sequence[NewExtent],
+        *,
+        direct: bool = False,
+        mode: int = 0o600,
+        owner: str = "",
+        group: str = "",
+        policy: StoragePolicy | None = None,
+        unique_names: bool = True,
+    ) -> builtins.list[WriteExtent | CurvfsError]:
+        """:meth:`create_extent` of many files with two calls to the master for all of them (4.16). A file's own
+        failure stands in its place; :meth:`commit_extents_many` commits them with one call."""
+
+        def plan(file: NewExtent) -> Plan:
+            size_bytes, path = file.size_bytes, file.path
+            block_size_bytes = max(MIN_BLOCK_SIZE_BYTES, align_up(size_bytes, _SECTOR_BYTES))
+            if size_bytes < 0 or block_size_bytes > MAX_BLOCK_SIZE_BYTES:
+                raise InvalidRequest(f"Cannot create {path} with one block of {size_bytes} bytes; use create().")
+            full = self._for_new(path, block_size_bytes, self.config.replicas)
+            options = self._calls.create_options(
+                block_size_bytes=block_size_bytes,
+                replicas=self.config.replicas,
+                mode=mode,
+                owner=owner,
+                group=group,
+                xattrs=file.xattrs,
+                policy=policy,
+            )
+            return Plan(full, paths.normalize(path), size_bytes, options)
+
+        plans: builtins.list[Plan | CurvfsError] = []
+        for file in files:
+            try:
+                plans.append(plan(file))
+            except CurvfsError as error:
+                plans.append(error)
+        return await create_extents(self._session, self._calls, plans, direct=direct, unique_names=unique_names)
+
+    async def commit_extents_many(self, extents: Sequence[WriteExtent]) -> builtins.list[FileStatus | CurvfsError]:
+        """:meth:`WriteExtent.commit` of many, with one call to the master. A file's own failure stands in its place."""
+        return await commit_extents(self._session, self._calls, extents)
 
     @staticmethod
     async def _at_once(calls: Sequence[tuple[Any, str]]) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from curvfs.client.diskcalls import LocalDisk
 from curvfs.client.records import WorkerAddress
 from curvfs.config import ClientConfig
 from curvfs.world import World
@@ -42,13 +43,14 @@ class LocalFile:
 
 
 class LocalFiles:
-    """Opens block files. The calls are short and block."""
+    """Opens block files. :meth:`open` blocks: call it through ``disk``."""
 
     def __init__(self, config: ClientConfig, world: World, stats: Counter[str], hostname: str) -> None:
         self._config = config
         self._disk = world.disk
         self._stats = stats
         self._hostname = hostname
+        self.disk = LocalDisk(world, config.data_timeout_s, stats)
         #: version file's path -> (identity of the file, what it says)
         self._versions: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
         #: worker id -> whether its files are what it sends over the wire; absent while nobody looked
@@ -60,6 +62,8 @@ class LocalFiles:
             return "off"
         if worker.hostname != self._hostname:
             return "other_host"
+        if self.disk.hangs(worker.worker_id):
+            return "stuck"
         return "" if self._same_bytes.get(worker.worker_id, True) else "other_bytes"
 
     def is_proven(self, worker: WorkerAddress) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from curvfs.client.records import DEFAULT_POLICY, FileKind, StoragePolicy
 from curvfs.client.session import Session
 from curvfs.errors import (
     ConnectFailed,
@@ -30,6 +31,7 @@ from curvfs.wire.codes import RpcCode
 from curvfs.wire.messages import decode, encode, pb
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND = 0x1, 0x2, 0x40, 0x80, 0x200, 0x400
 RENAME_NO_REPLACE, RENAME_EXCHANGE = 1, 2
@@ -52,9 +54,10 @@ class MasterCalls:
         replay: Replay = Replay.SAME_ID,
         progress: Progress | None = None,
         give_up: Callable[[CurvfsError], bool] | None = None,
+        req_id: int | None = None,
     ) -> M:
         header = await self._masters.call(
-            code, encode(request), doing=doing, replay=replay, progress=progress, give_up=give_up
+            code, encode(request), doing=doing, replay=replay, progress=progress, give_up=give_up, req_id=req_id
         )
         return decode(answer, header)
 
@@ -77,6 +80,17 @@ class MasterCalls:
         return await self._call(
             RpcCode.GET_FILESYSTEM_INFO, request, pb.GetFilesystemInfoResponse, "read the file system's size"
         )
+
+    async def report_metrics(self, instance: str, counters: Mapping[str, int]) -> None:
+        request = pb.MetricsReportRequest(
+            instance=instance,
+            source="",
+            metrics=[
+                pb.MetricValueProto(metric_type=pb.COUNTER, name=name, value=value)
+                for name, value in sorted(counters.items())
+            ],
+        )
+        await self._call(RpcCode.METRICS_REPORT, request, pb.MetricsReportResponse, "report metrics")
 
     async def mount_table(self) -> pb.GetMountTableResponse:
         return await self._call(
@@ -142,13 +156,14 @@ class MasterCalls:
         xattrs: Mapping[str, bytes],
         owner: str,
         group: str,
+        policy: StoragePolicy = DEFAULT_POLICY,
     ) -> pb.FileStatusProto:
         """Replayed, it is executed again and may find its own directory."""
         options = pb.MkdirOptsProto(
             create_parent=parents,
             mode=mode,
             x_attr=dict(xattrs),
-            storage_policy=_storage_policy(),
+            storage_policy=_storage_policy(policy),
             owner=owner,
             group=group,
         )
@@ -163,26 +178,41 @@ class MasterCalls:
             return status
         return answer.status
 
-    async def create(self, path: str, options: pb.CreateFileOptsProto, flags: int) -> pb.FileStatusProto:
-        """CreateFile. A replay after a failover may find the file that its first attempt made: empty, unfinished, and
-        like the one asked for."""
-        progress = Progress()
+    async def create(
+        self,
+        path: str,
+        options: pb.CreateFileOptsProto,
+        flags: int,
+        *,
+        unique_name: bool,
+        replay_of: int | None = None,
+    ) -> pb.FileStatusProto:
+        """CreateFile. A replay after a failover may find the name taken by what its own first attempt made, or by
+        another client's file: nothing tells the two apart. Only where ``unique_name`` promises that nobody else makes
+        this name is a file that is empty, unfinished and like the one asked for taken for ours; else FileExists_ says
+        that it may be. ``replay_of`` is the id of an attempt that was made already."""
+        progress = Progress(uncertain=replay_of is not None)
         request = pb.CreateFileRequest(path=path, opts=options, flags=flags)
         try:
             answer = await self._call(
-                RpcCode.CREATE_FILE, request, pb.CreateFileResponse, f"create {path}", progress=progress
+                RpcCode.CREATE_FILE,
+                request,
+                pb.CreateFileResponse,
+                f"create {path}",
+                progress=progress,
+                req_id=replay_of,
             )
-        except FileExists_:
-            status = await self.status_or_none(path) if progress.uncertain else None
-            if status is None or not (
-                status.len == 0
-                and not status.is_complete
-                and status.file_type == options.file_type
-                and status.mode == options.mode
-                and status.block_size == options.block_size
-                and dict(status.x_attr) == dict(options.x_attr)
-            ):
+        except FileExists_ as error:
+            if not progress.uncertain:
                 raise
+            status = await self.status_or_none(path) if unique_name else None
+            if status is None or not _is_new(status, options):
+                raise FileExists_(
+                    f"{str(error).rstrip('.')}; the file may be this very call's: the answer to its first attempt was "
+                    "lost. Look at the file, or use a name of your own.",
+                    kind=error.kind,
+                    text=error.text,
+                ) from error
             return status
         return answer.file_status
 
@@ -199,6 +229,11 @@ class MasterCalls:
         except NotFound:
             if not progress.uncertain:
                 raise
+
+    async def free(self, path: str, *, recursive: bool) -> pb.FreeResultProto:
+        """A replay of one that was done answers that nothing was freed."""
+        request = pb.FreeRequest(path=path, recursive=recursive)
+        return (await self._call(RpcCode.FREE, request, pb.FreeResponse, f"free {path}")).res
 
     async def rename(self, src: str, dst: str, flags: int, *, inode_id: int) -> None:
         """``inode_id`` is the source's: found at ``dst`` after a replay that failed, the rename was done."""
@@ -330,22 +365,29 @@ class MasterCalls:
         set_attr: pb.SetAttrOptsProto | None = None,
     ) -> pb.CompleteFileResponse:
         """Executed again when repeated; its content makes that harmless."""
-        request = pb.CompleteFileRequest(
+        request = self._complete_request(path, inode_id, length_bytes, commits, only_flush=only_flush)
+        if set_attr is not None:
+            request.set_attr_opts.CopyFrom(set_attr)
+        doing = f"{'flush' if only_flush else 'close'} {path}"
+        return await self._call(RpcCode.COMPLETE_FILE, request, pb.CompleteFileResponse, doing)
+
+    def _complete_request(
+        self, path: str, inode_id: int, length_bytes: int, commits: Sequence[pb.CommitBlockProto], *, only_flush: bool
+    ) -> pb.CompleteFileRequest:
+        return pb.CompleteFileRequest(
             path=path,
             len=length_bytes,
             client_name=self._session.client_name,
             commit_blocks=commits,
             only_flush=only_flush,
             inode_id=inode_id,
-            set_attr_opts=set_attr,
             return_file_blocks=True,
         )
-        doing = f"{'flush' if only_flush else 'close'} {path}"
-        return await self._call(RpcCode.COMPLETE_FILE, request, pb.CompleteFileResponse, doing)
 
-    async def resize(self, path: str, length_bytes: int) -> pb.FileBlocksProto:
-        """Cut or extend to ``length_bytes``: the one mode that does no harm (4.10, hazard 4)."""
-        options = pb.FileAllocOptsProto(truncate=True, off=0, len=length_bytes, mode=0)
+    async def resize(self, path: str, length_bytes: int, *, allocate: bool = False) -> pb.FileBlocksProto:
+        """Cut or extend to ``length_bytes``: the one mode that does no harm (4.10, hazard 4). ``allocate`` is for
+        extending alone: the master checks that the cluster has room for it."""
+        options = pb.FileAllocOptsProto(truncate=not allocate, off=0, len=length_bytes, mode=0)
         request = pb.FileResizeRequest(path=path, opts=options)
         answer = await self._call(
             RpcCode.RESIZE_FILE, request, pb.FileResizeResponse, f"resize {path} to {length_bytes} bytes"
@@ -362,6 +404,65 @@ class MasterCalls:
             RpcCode.ASSIGN_WORKER, request, pb.AssignWorkerResponse, f"place a block of {path}"
         )
         return answer.block
+
+    # ---------------------------------------------------------------------------------------------- batches (4.16)
+
+    async def create_batch(
+        self, files: Sequence[tuple[str, pb.CreateFileOptsProto]], flags: int, *, req_id: int
+    ) -> Sequence[pb.FileStatusProto]:
+        """CreateFile of all files in one call. Element i has the id ``req_id + i``: when this fails, those before the
+        element at fault were made, and a :meth:`create` that is a ``replay_of`` that id tells which."""
+        request = pb.CreateFilesBatchRequest(
+            requests=[pb.CreateFileRequest(path=path, opts=options, flags=flags) for path, options in files]
+        )
+        answer = await self._call(
+            RpcCode.CREATE_FILES_BATCH,
+            request,
+            pb.CreateFilesBatchResponse,
+            f"create {len(files)} files",
+            req_id=req_id,
+        )
+        return _as_many(answer.file_statuses, len(files), "files created")
+
+    async def add_first_blocks_batch(self, files: Sequence[tuple[str, int]]) -> Sequence[pb.LocatedBlockProto]:
+        """AddBlock of the first block of each file (path, inode id) in one call. When it fails some may have one."""
+        excluded = self._session.excluded()
+        request = pb.AddBlocksBatchRequest(
+            requests=[
+                pb.AddBlockRequest(
+                    path=path,
+                    exclude_workers=excluded,
+                    located=True,
+                    client_address=self._session.client_address,
+                    file_len=0,
+                    inode_id=inode_id,
+                )
+                for path, inode_id in files
+            ]
+        )
+        answer = await self._call(
+            RpcCode.ADD_BLOCKS_BATCH,
+            request,
+            pb.AddBlocksBatchResponse,
+            f"add a block to {len(files)} files",
+            replay=Replay.NEVER,
+        )
+        return _as_many(answer.blocks, len(files), "blocks added")
+
+    async def complete_batch(self, files: Sequence[tuple[str, int, int, Sequence[pb.CommitBlockProto]]]) -> None:
+        """CompleteFile of all files (path, inode id, length, commits) in one call. When it fails some may be complete;
+        completing one again is harmless."""
+        request = pb.CompleteFilesBatchRequest(
+            requests=[
+                self._complete_request(path, inode_id, length_bytes, commits, only_flush=False)
+                for path, inode_id, length_bytes, commits in files
+            ]
+        )
+        answer = await self._call(
+            RpcCode.COMPLETE_FILES_BATCH, request, pb.CompleteFilesBatchResponse, f"close {len(files)} files"
+        )
+        if not all(_as_many(answer.results, len(files), "files closed")):
+            raise CurvfsError(f"The master did not close all of {len(files)} files.")
 
     # ------------------------------------------------------------------------------------------------------- locks
 
@@ -389,16 +490,18 @@ class MasterCalls:
         owner: str = "",
         group: str = "",
         xattrs: Mapping[str, bytes] | None = None,
+        policy: StoragePolicy | None = None,
+        kind: FileKind = FileKind.FILE,
     ) -> pb.CreateFileOptsProto:
-        """CreateFileOptsProto for a regular file of ours (3.4)."""
+        """CreateFileOptsProto for a file of ours (3.4), with the settings' storage policy unless one is given."""
         return pb.CreateFileOptsProto(
             create_flag=0,
             create_parent=False,
-            file_type=pb.FILE_TYPE_PROTO_FILE,
+            file_type=int(kind),  # type: ignore[arg-type]
             replicas=replicas,
             block_size=block_size_bytes,
             x_attr=dict(xattrs or {}),
-            storage_policy=_storage_policy(),
+            storage_policy=_storage_policy(self._session.policy if policy is None else policy),
             client_name=self._session.client_name,
             mode=mode,
             owner=owner,
@@ -406,5 +509,29 @@ class MasterCalls:
         )
 
 
-def _storage_policy() -> pb.StoragePolicyProto:
-    return pb.StoragePolicyProto(storage_type=pb.STORAGE_TYPE_PROTO_DISK, state=pb.STORAGE_STATE_PROTO_CV)
+def _is_new(status: pb.FileStatusProto, options: pb.CreateFileOptsProto) -> bool:
+    """Whether a file may be what a CreateFile with these options made a moment ago."""
+    return (
+        status.len == 0
+        and not status.is_complete
+        and status.file_type == options.file_type
+        and status.mode == options.mode
+        and status.block_size == options.block_size
+        and dict(status.x_attr) == dict(options.x_attr)
+    )
+
+
+def _storage_policy(policy: StoragePolicy) -> pb.StoragePolicyProto:
+    return pb.StoragePolicyProto(
+        storage_type=int(policy.storage_type),  # type: ignore[arg-type]
+        ttl_ms=policy.ttl_ms,
+        ttl_action=int(policy.ttl_action),  # type: ignore[arg-type]
+        state=pb.STORAGE_STATE_PROTO_CV,
+    )
+
+
+def _as_many(answers: Sequence[T], asked: int, what: str) -> Sequence[T]:
+    """The answers of a batch, if there is one to each request."""
+    if len(answers) != asked:
+        raise RemoteProtocolError(f"The master answered for {len(answers)} of {asked} {what}.")
+    return answers

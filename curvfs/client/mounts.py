@@ -15,9 +15,6 @@ from curvfs.client.records import MountPoint
 from curvfs.client.session import Session
 from curvfs.errors import CurvfsError, InProgress, InvalidRequest, ReadOnly, Unsupported
 
-#: How old the table may be; it is asked for again in the background (mount_update_ttl).
-_FRESH_S = 10.0
-
 
 class MountTable:
     """The master's mount table, kept fresh while calls are made."""
@@ -26,7 +23,9 @@ class MountTable:
         self._session = session
         self._calls = calls
         self._points: tuple[MountPoint, ...] = ()
-        self._asked_s = -_FRESH_S
+        #: How old the table may be; it is asked for again in the background.
+        self._fresh_s = session.config.mount_update_ttl_s
+        self._asked_s = -self._fresh_s
         self._asking = False
 
     async def refresh(self) -> tuple[MountPoint, ...]:
@@ -41,7 +40,7 @@ class MountTable:
 
     def check(self, path: str, *, change: bool = False) -> None:
         """Raises Unsupported (EOPNOTSUPP) below a cache-mode mount, ReadOnly for a change below a read-only one."""
-        if self._session.world.clock.monotonic_s() - self._asked_s > _FRESH_S and not self._asking:
+        if self._session.world.clock.monotonic_s() - self._asked_s > self._fresh_s and not self._asking:
             self._asking = True
             self._session.nursery.start_soon(self._refresh_quietly)
         point = self._point(path)

@@ -259,7 +259,7 @@ class FileReader:
             if isinstance(file, Refused):
                 self._not_local.add(block.block_id)
                 continue
-            return await self._keep_local(block, LocalBlock(self._session, block, file))
+            return await self._keep_local(block, LocalBlock(self._session, block, worker.worker_id, file))
         # The nearest first.
         for worker in sorted(workers, key=lambda worker: self._session.local.candidate(worker) != ""):
             try:
@@ -291,17 +291,17 @@ class FileReader:
         gone = BlockNotFound(
             f"Cannot read {self._full_path}: it was deleted or rewritten while it was being read.", errno_=errno.ESTALE
         )
-        try:
-            answer = await self._calls.block_locations(self._full_path)
-        except NotFound:
-            raise gone from cause
-        now = located_from_wire(answer, self.status.path)
-        for found in now.blocks:
-            if found.block_id == block.block_id and now.status.id == self.status.id:
-                if found.length_bytes < block.length_bytes:
-                    break
+        while True:
+            try:
+                answer = await self._calls.block_locations(self._full_path)
+            except NotFound:
+                raise gone from cause
+            now = located_from_wire(answer, self.status.path)
+            found = next((found for found in now.blocks if found.block_id == block.block_id), None)
+            if found is None or now.status.id != self.status.id or found.length_bytes < block.length_bytes:
+                raise gone from cause
+            if found.workers:
                 self._failed.pop(block.block_id, None)
-                if not found.workers:
-                    raise self._nobody(block) from cause
                 return found
-        raise gone from cause
+            if not await self._session.masters.wait_unsettled():
+                raise self._nobody(block) from cause

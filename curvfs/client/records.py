@@ -25,6 +25,10 @@ class FileKind(enum.IntEnum):
     SOCKET = 9
 
 
+#: Kinds that CreateFile makes beside regular files (4.5).
+SPECIAL_KINDS = frozenset((FileKind.FIFO, FileKind.CHARACTER_DEVICE, FileKind.BLOCK_DEVICE, FileKind.SOCKET))
+
+
 class StorageType(enum.IntEnum):
     """Medium of a block (StorageTypeProto, 3.2)."""
 
@@ -50,6 +54,36 @@ class TtlAction(enum.IntEnum):
     NONE = 0
     DELETE = 1
     FREE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePolicy:
+    """What a new file asks for (StoragePolicyProto, 3.3 and 4.20): a medium, and what happens ``ttl_ms`` after its
+    last change (0: nothing ever; a master looks once an hour by default)."""
+
+    storage_type: StorageType = StorageType.DISK
+    ttl_ms: int = 0
+    ttl_action: TtlAction = TtlAction.NONE
+
+
+DEFAULT_POLICY = StoragePolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a Free dropped (FreeResultProto, 3.3)."""
+
+    inodes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewExtent:
+    """One file of :meth:`CurvineFileSystem.create_extents_many`: as the arguments of ``create_extent``."""
+
+    path: str
+    size_bytes: int
+    xattrs: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

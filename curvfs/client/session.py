@@ -8,15 +8,12 @@ import trio
 
 import curvfs
 from curvfs.client.localfiles import LocalFiles
-from curvfs.client.records import WorkerAddress
+from curvfs.client.records import StoragePolicy, StorageType, TtlAction, WorkerAddress
 from curvfs.config import ClientConfig
 from curvfs.net.cluster import MasterCluster
 from curvfs.net.workers import WorkerKey, WorkerPool
 from curvfs.wire.messages import pb
 from curvfs.world import World
-
-#: A worker that failed a write is not asked for again for this long (failed_worker_ttl, specification 5.4).
-_EXCLUDED_S = 600.0
 
 
 class Session:
@@ -43,11 +40,23 @@ class Session:
         )
         #: Whether the server applies set_attr_opts of a closing CompleteFile; only one that says so is believed (8.4).
         self.knows_set_attr_on_close = False
+        #: Whether a worker writes a rewrite of a committed block aside, so that cancelling it restores the block (8.4);
+        #: believed only of a server that shows that it is new enough.
+        self.rewrites_aside = False
+        self.knows_batches = True
+        #: (worker id, block id) of write streams that were dropped without an answer: what they sent is still there.
+        self.dropped_streams: set[tuple[int, int]] = set()
+        #: Blocks with a local write that hangs and may still happen: never opened for writing again.
+        self.hung_blocks: set[int] = set()
+        #: What new files get, from the settings.
+        self.policy = StoragePolicy(
+            StorageType[config.storage_type.upper()], config.ttl_ms, TtlAction[config.ttl_action.upper()]
+        )
         self._excluded_until_s: dict[int, float] = {}
 
     def exclude(self, worker_id: int) -> None:
-        """Remember that a worker failed a write."""
-        self._excluded_until_s[worker_id] = self.world.clock.monotonic_s() + _EXCLUDED_S
+        """Remember that a worker failed a write: it is not asked for again for a while (5.4)."""
+        self._excluded_until_s[worker_id] = self.world.clock.monotonic_s() + self.config.failed_worker_ttl_s
 
     def excluded(self) -> list[int]:
         """Workers that a new block should not go to."""

@@ -191,23 +191,36 @@ class FileWriter:
 
     async def _place(self, located: pb.LocatedBlockProto) -> None:
         """Find workers for a block that has none (the table of 4.4)."""
+        hole = located.block.HasField("alloc_opts")
+        if not hole and located.block.block_size > 0:
+            await self._find_lost(located)
+            return
         block = located.block
-        hole = block.HasField("alloc_opts")
-        if not hole and block.block_size > 0:
-            raise NoAvailableWorker(
-                f"Cannot write {self._full_path}: all replicas of its block {block.id} are lost or not up."
-            )
         if not hole and not self._alone and block.id not in self._uncommitted:
             # Allocated by somebody who may be writing it: two writers of one block mix their bytes (hazard 3).
             raise InProgress(
                 f"Cannot write {self._full_path}: another client is writing its block {block.id}; "
                 "wait until it has closed the file."
             )
+        abandoned = not hole and block.id not in self._uncommitted
         answer = await self._calls.assign_worker(self._full_path, block)
+        if abandoned:  # whoever wrote it may have left bytes behind
+            self._session.dropped_streams.update((worker.worker_id, block.id) for worker in answer.locs)
         # The first answer counts: a second one would name other workers (4.10).
         located.locs.extend(answer.locs)
         if not hole:
             self._uncommitted.add(block.id)
+
+    async def _find_lost(self, located: pb.LocatedBlockProto) -> None:
+        """Wait for a block that a new leader has not heard of from its workers yet (5.1)."""
+        while await self._session.masters.wait_unsettled():
+            for found in (await self._calls.block_locations(self._full_path)).block_locs:
+                if found.block.id == located.block.id and found.locs:
+                    located.CopyFrom(found)
+                    return
+        raise NoAvailableWorker(
+            f"Cannot write {self._full_path}: all replicas of its block {located.block.id} are lost or not up."
+        )
 
     async def _add_block(self) -> BlockWriter:
         await self._complete_longer()
@@ -388,14 +401,25 @@ class FileWriter:
             await self._resize(length_bytes)
             self._position = min(self._position, length_bytes)
 
-    async def _resize(self, length_bytes: int) -> None:
+    async def allocate(self, end_bytes: int) -> None:
+        """Extend the file to ``end_bytes`` if it is shorter, and the cluster has room for that. Raises OutOfSpace."""
+        async with self._lock:
+            self._check_open()
+            await self._flush()
+            # A length below the master's would make workers refuse the file (hazard 4): others may have extended it.
+            if end_bytes > max(self._length, (await self._calls.status(self._full_path)).len):
+                self._touched = True
+                await self._forget_reader()
+                await self._resize(end_bytes, allocate=True)
+
+    async def _resize(self, length_bytes: int, *, allocate: bool = False) -> None:
         """4.10. A pending cut that the workers were never told must be applied before anything else: extending after
         it would show old bytes again (hazard 5)."""
         await self._flush()
         await self._apply_resizes()
         if length_bytes == self._length:
             return
-        self._take_blocks(await self._calls.resize(self._full_path, length_bytes))
+        self._take_blocks(await self._calls.resize(self._full_path, length_bytes, allocate=allocate))
         await self._apply_resizes()
 
     async def _apply_resizes(self) -> None:

@@ -42,6 +42,8 @@ _BUSY = 64
 _MAX_IDLE_S = 300.0
 #: After a leader change the new leader learns the workers from their next heartbeats and reports (5.1).
 _UNSETTLED_S = 10.0
+#: How often a block that looks lost is looked for meanwhile.
+_RELOOK_S = 0.5
 
 
 class Replay(enum.Enum):
@@ -149,6 +151,15 @@ class MasterCluster:
     def close(self) -> None:
         for endpoint in self._endpoints:
             endpoint.close()
+
+    async def wait_unsettled(self) -> bool:
+        """Wait a moment, if the lead changed so lately that the leader may not have heard of every block yet; False,
+        at once, when it must have."""
+        left_s = self._unsettled_until_s - self._world.clock.monotonic_s()
+        if left_s <= 0:
+            return False
+        await self._world.clock.sleep(min(left_s, _RELOOK_S))
+        return True
 
     async def call(
         self,

@@ -1,0 +1,215 @@
+"""Making and committing files of one block, one or many at a time (specification 4.5 and 4.16).
+
+Many at a time cost three calls to the master instead of three each: CreateFilesBatch, AddBlocksBatch and
+CompleteFilesBatch, whose elements are the very messages of the single calls. A batch fails as a whole when one element
+does, with those before it done; then every file is asked for by itself, which repeats what was done without harm. A
+master without batches is asked one by one from then on. Blocks are written through streams of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import trio
+
+from curvfs.client import convert
+from curvfs.client.blockwrite import BlockWriter
+from curvfs.client.extents import WriteExtent
+from curvfs.client.mastercalls import O_CREAT, O_EXCL, O_WRONLY, MasterCalls
+from curvfs.client.records import FileStatus
+from curvfs.client.session import Session
+from curvfs.errors import CurvfsError, InProgress, TransportError, Unsupported
+from curvfs.net.cluster import Progress
+from curvfs.wire.messages import pb
+
+#: A block, and whether its workers may have been lost with an answer.
+_Added = tuple[pb.LocatedBlockProto, Progress]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_FLAGS = O_WRONLY | O_CREAT | O_EXCL
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A file to be made: its full path, the caller's, its size and what CreateFile is told."""
+
+    full_path: str
+    path: str
+    size_bytes: int
+    options: pb.CreateFileOptsProto
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    plan: Plan
+    status: FileStatus
+
+
+async def create_extents(
+    session: Session, calls: MasterCalls, plans: Sequence[Plan | CurvfsError], *, direct: bool, unique_names: bool
+) -> list[WriteExtent | CurvfsError]:
+    """Make the files, and open the block of each. A file's own failure stands in its place; it leaves nothing behind
+    that the master could be told to remove."""
+    made = await _create(session, calls, plans, unique_names)
+    blocks = await _add_blocks(session, calls, made)
+
+    async def finish(pair: tuple[_Made, _Added | CurvfsError | None]) -> WriteExtent:
+        entry, added = pair
+        try:
+            if isinstance(added, CurvfsError):
+                raise added
+            return await _open(session, calls, entry, added, direct=direct)
+        except BaseException:
+            await _extent(session, calls, entry, None, "").abort()
+            raise
+
+    return await each(
+        finish,
+        [
+            entry if isinstance(entry, CurvfsError) else (entry, added)
+            for entry, added in zip(made, blocks, strict=True)
+        ],
+    )
+
+
+async def commit_extents(
+    session: Session, calls: MasterCalls, extents: Sequence[WriteExtent]
+) -> list[FileStatus | CurvfsError]:
+    """:meth:`WriteExtent.commit` of all, with one call to the master. A file's own failure stands in its place."""
+    finished = await each(WriteExtent.complete_block, list(extents))
+    ready = [extent for extent, error in zip(extents, finished, strict=True) if error is None]
+    done = False
+    if len(ready) > 1 and session.knows_batches:
+        try:
+            await calls.complete_batch([extent.completion() for extent in ready])
+            done = True
+        except Unsupported:
+            session.knows_batches = False
+        except TransportError:
+            pass  # each is told what became of it
+        except CurvfsError:
+            session.stats["batches_split"] += 1
+
+    async def one(extent: WriteExtent) -> FileStatus:
+        return extent.completed() if done else await extent.commit()
+
+    statuses = iter(await each(one, ready))
+    return [next(statuses) if error is None else error for error in finished]
+
+
+async def each(call: Callable[[T], Awaitable[R]], items: Sequence[T | CurvfsError]) -> list[R | CurvfsError]:
+    """Run a call for every item, side by side; an item that is an error, or a call's own, stands in its place."""
+    results: list[Any] = list(items)
+
+    async def one(index: int, item: T) -> None:
+        try:
+            results[index] = await call(item)
+        except CurvfsError as error:
+            results[index] = error
+
+    if len(items) == 1 and not isinstance(items[0], CurvfsError):
+        await one(0, items[0])
+        return results
+    async with trio.open_nursery() as nursery:
+        for index, item in enumerate(items):
+            if not isinstance(item, CurvfsError):
+                nursery.start_soon(one, index, item)
+    return results
+
+
+async def _create(
+    session: Session, calls: MasterCalls, plans: Sequence[Plan | CurvfsError], unique_names: bool
+) -> list[_Made | CurvfsError]:
+    wanted = [plan for plan in plans if isinstance(plan, Plan)]
+    base: int | None = None
+    statuses: Sequence[pb.FileStatusProto] | None = None
+    failure: CurvfsError | None = None
+    if len(wanted) > 1 and session.knows_batches:
+        base = session.world.random.request_id()
+        try:
+            files = [(plan.full_path, plan.options) for plan in wanted]
+            statuses = await calls.create_batch(files, _FLAGS, req_id=base)
+        except Unsupported:
+            session.knows_batches, base = False, None
+        except TransportError as error:
+            failure = error  # the masters were given all the time there was
+        except CurvfsError:
+            session.stats["batches_split"] += 1
+
+    async def one(numbered: tuple[int, Plan]) -> _Made:
+        index, plan = numbered
+        if failure is not None:
+            raise failure
+        if statuses is not None:
+            status = statuses[index]
+        else:
+            replay_of = None if base is None else base + index
+            status = await calls.create(
+                plan.full_path, plan.options, _FLAGS, unique_name=unique_names, replay_of=replay_of
+            )
+        return _Made(plan, convert.file_status(status, plan.path))
+
+    made = iter(await each(one, list(enumerate(wanted))))
+    return [next(made) if isinstance(plan, Plan) else plan for plan in plans]
+
+
+async def _add_blocks(
+    session: Session, calls: MasterCalls, made: Sequence[_Made | CurvfsError]
+) -> list[_Added | CurvfsError | None]:
+    """The first block of each file; None for one without bytes."""
+    wanted = [entry for entry in made if isinstance(entry, _Made) and entry.plan.size_bytes]
+    blocks: Sequence[pb.LocatedBlockProto] | None = None
+    asked = False
+    if len(wanted) > 1 and session.knows_batches:
+        try:
+            blocks = await calls.add_first_blocks_batch([(entry.plan.full_path, entry.status.id) for entry in wanted])
+        except Unsupported:
+            session.knows_batches = False
+        except CurvfsError:
+            asked = True  # some may have theirs
+            session.stats["batches_split"] += 1
+
+    async def one(numbered: tuple[int, _Made]) -> _Added:
+        index, entry = numbered
+        progress = Progress(uncertain=asked)
+        if blocks is not None:
+            return blocks[index], progress
+        located = await calls.add_block(
+            entry.plan.full_path, entry.status.id, file_length_bytes=0, last_block=None, commits=(), progress=progress
+        )
+        return located, progress
+
+    added = iter(await each(one, list(enumerate(wanted))))
+    return [next(added) if isinstance(entry, _Made) and entry.plan.size_bytes else None for entry in made]
+
+
+async def _open(
+    session: Session,
+    calls: MasterCalls,
+    made: _Made,
+    added: _Added | None,
+    *,
+    direct: bool,
+) -> WriteExtent:
+    if added is None:
+        return _extent(session, calls, made, None, "empty")
+    located, progress = added
+    path = made.plan.full_path
+    if not located.locs:
+        if not progress.uncertain:
+            raise InProgress(f"Cannot write {path}: another client is writing it; use unique names.")
+        located.locs.extend((await calls.assign_worker(path, located.block)).locs)
+    reason = session.local.candidate(convert.worker_address(located.locs[0])) if located.locs else "lost"
+    writer = await BlockWriter.open(
+        session, located, offset_bytes=0, capacity_bytes=made.plan.options.block_size, new=True, direct=direct
+    )
+    return _extent(session, calls, made, writer, "replicas" if len(located.locs) > 1 else reason or "refused")
+
+
+def _extent(session: Session, calls: MasterCalls, made: _Made, writer: BlockWriter | None, reason: str) -> WriteExtent:
+    plan = made.plan
+    return WriteExtent(session, calls, plan.full_path, made.status, plan.size_bytes, writer, reason)
