@@ -293,9 +293,7 @@ async def check_the_end(world: SimWorld, server: SimServer, tasks: int) -> None:
         left = [path for path, _ in _block_files(server)]
         assert not left, f"no file owns {left}"
         used_bytes = (await filesystem.statfs()).used_bytes
-        # A server that was started with blocks counts the lengths that their files should have, not those they have.
-        restarted = fired["server_down"]
-        assert used_bytes == 0 or restarted, f"{used_bytes} bytes are said to be used by no file"
+        assert used_bytes == 0, f"{used_bytes} bytes are said to be used by no file"
     # Errors of the disk that reach the log in this form are no surprise: they had nobody else to be told.
     unforeseen = [line for line in server.log if " failed: " in line and " failed: OSError: " not in line]
     assert not unforeseen, unforeseen[0]
