@@ -133,7 +133,7 @@ async def _first_answer(config: ClientConfig, world: World) -> None:
 
 async def _prepare(fs: CurvineFileSystem, root_path: str, options: MountOptions) -> NodeTable:
     """The mounted directory, its KV prefixes, and the table of nodes that begins with it."""
-    root_path = "/" + "/".join(part for part in root_path.split("/") if part)
+    root_path = _normal(root_path)
     root = await _directory(fs, root_path, options, "The directory to mount")
     outer = await _outer_prefix(fs, root_path)
     if outer is None and not is_prefix(root) and not options.read_only:
@@ -141,6 +141,11 @@ async def _prepare(fs: CurvineFileSystem, root_path: str, options: MountOptions)
             await _make_prefix(fs, root_path, kv_path)
         root = await fs.stat(root_path)
     return NodeTable(root_path, root, outer_prefix=outer)
+
+
+def _normal(path: str) -> str:
+    """A path as the client reads it: ``..`` goes up by name."""
+    return os.path.normpath("/" + path.lstrip("/"))
 
 
 async def _directory(fs: CurvineFileSystem, path: str, options: MountOptions, what: str) -> FileStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,6 +66,15 @@ def test_mounted_already(tmp_path: Path) -> None:
         assert fails_twice.returncode == 2
         assert "is mounted already" in fails_twice.stderr and "curvfs umount" in fails_twice.stderr
         assert mounted_at(mount.path) == ["fuse.curvfs"]
+
+
+def test_dots_in_the_path_of_a_url(tmp_path: Path) -> None:
+    with mounted(tmp_path, "--embedded", tmp_path / "pool", "--no-kv") as mount:
+        url = json.loads((tmp_path / "pool" / "server.json").read_text())["url"]
+        with mounted(tmp_path, f"{url}none/../b/./c", "--no-kv", name="other") as other:
+            (other.path / "a").write_bytes(b"content")
+        assert (mount.path / "b" / "c" / "a").read_bytes() == b"content"
+        assert os.listdir(mount.path) == ["b"]
 
 
 def test_two_mounts_at_once_on_one_directory(tmp_path: Path) -> None:
