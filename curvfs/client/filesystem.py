@@ -454,6 +454,7 @@ class CurvineFileSystem:
         full = self._for_change(path)
         before = await self._calls.status(full)
         self._must_be_file(before, full)
+        self._session.rewrites_aside |= before.HasField("ctime")  # v0.4 or later (8.4)
         options = self._calls.create_options(
             block_size_bytes=before.block_size, replicas=max(1, before.replicas), mode=before.mode
         )
