@@ -20,7 +20,7 @@ from conformance.probe import Address, Probe, Target, Wire
 from conformance.rules import ALPHA, HEAD, V041, Version
 
 from curvfs.server import behaviour
-from curvfs.server.service import Server, run_server
+from curvfs.server.service import TTL_CHECK_INTERVAL_S, Server, run_server
 
 MASTER_VARIABLE = "CURVFS_TEST_MASTER"
 STANDBY_VARIABLE = "CURVFS_TEST_STANDBY"
@@ -50,8 +50,15 @@ def _address(variable: str) -> Address | None:
 class ThreadedServer:
     """An embedded server with two workers and a standby master, in a thread with its own event loop."""
 
-    def __init__(self, directory: Path, version: Version, second_hostname: str = "second-host") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        version: Version,
+        second_hostname: str = "second-host",
+        ttl_check_interval_s: float = TTL_CHECK_INTERVAL_S,
+    ) -> None:
         self._second_hostname = second_hostname
+        self._ttl_check_interval_s = ttl_check_interval_s
         self._directory = directory
         self._version = version
         self._ready = threading.Event()
@@ -111,6 +118,7 @@ class ThreadedServer:
                         standby_port=0,
                         hostname="localhost",
                         more_workers=(self._second_hostname,),
+                        ttl_check_interval_s=self._ttl_check_interval_s,
                         behaviour=behaviour.BEHAVIOURS[self._version.label],
                     )
                 )

@@ -57,7 +57,8 @@ class _Servers(dict[Version, Target]):
         self._root_name = root_name
 
     def __missing__(self, version: Version) -> Target:
-        server = self._stack.enter_context(ThreadedServer(self._paths.mktemp(version.label), version))
+        threaded = ThreadedServer(self._paths.mktemp(version.label), version, ttl_check_interval_s=0.5)
+        server = self._stack.enter_context(threaded)
         trio.run(make_root, server.target, self._root_name)
         self[version] = trio.run(survey, server.target, self._root_name)
         return self[version]

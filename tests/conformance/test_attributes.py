@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from conformance.probe import NOT_FOUND, Probe, policy, refused
 from conformance.rules import ALPHA, HEAD, V041, rule
 
@@ -113,6 +114,27 @@ async def test_a_ttl_action_of_free_stays(probe: Probe) -> None:
     await probe.create(probe.at("f"), storage_policy=given)
     changed = await probe.set_attr(probe.at("f"), ttl_action=pb.TTL_ACTION_PROTO_DELETE)
     assert changed.storage_policy.ttl_action == pb.TTL_ACTION_PROTO_FREE
+
+
+@rule("4.20", embedded="masters look for expired files once an hour")
+async def test_files_expire_at_mtime_plus_ttl(probe: Probe) -> None:
+    """FREE frees what an under store has too, which is nothing here."""
+    kept = {
+        "no action": policy(ttl_ms=1, ttl_action=pb.TTL_ACTION_PROTO_NONE),
+        "freed": policy(ttl_ms=1, ttl_action=pb.TTL_ACTION_PROTO_FREE),
+        "no ttl": policy(ttl_ms=0, ttl_action=pb.TTL_ACTION_PROTO_DELETE),
+        "tomorrow": policy(ttl_ms=86_400_000, ttl_action=pb.TTL_ACTION_PROTO_DELETE),
+    }
+    for name, given in kept.items():
+        await probe.put(probe.at(name), b"abc", storage_policy=given)
+    await probe.put(probe.at("created"), b"abc", storage_policy=policy(ttl_ms=1, ttl_action=pb.TTL_ACTION_PROTO_DELETE))
+    await probe.put(probe.at("told"), b"abc")
+    await probe.set_attr(probe.at("told"), ttl_ms=1, ttl_action=pb.TTL_ACTION_PROTO_DELETE)
+    await probe.put(probe.at("old"), b"abc", storage_policy=kept["tomorrow"])
+    await probe.set_attr(probe.at("old"), mtime=1000)
+    with trio.fail_after(20):
+        while {status.name for status in await probe.list(probe.directory)} != set(kept):
+            await trio.sleep(0.05)
 
 
 @rule("4.20")

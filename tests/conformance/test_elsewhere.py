@@ -17,7 +17,6 @@ NOT_TESTED_HERE = [
     ("4.15", "locks expire 5 minutes after they were set", "takes 5 minutes"),
     ("4.15", "locks survive a restart of the master", "needs to restart a master"),
     ("4.19", "mounts of under stores", "needs an under store"),
-    ("4.20", "files with a TTL are deleted when it has passed", "masters look hourly"),
     ("4.20", "eviction under space pressure", "is off by default and needs a full cluster"),
     ("5.1", "another master takes over", "needs to kill a master"),
     (

@@ -134,3 +134,16 @@ async def test_the_second_writer_of_a_block_cannot_publish_it(probe: Probe) -> N
         await probe.complete(probe.at("f"), 3, commit(second, 3))
     await probe.complete(probe.at("f"), MIB, await probe.fill(first, b"\1" * MIB))
     assert await probe.get(probe.at("f")) == b"\1" * MIB
+
+
+@rule("13", "4.7", embedded="two streams on one block mix their bytes")
+async def test_a_stream_whose_block_was_completed_by_another_writes_no_more(probe: Probe) -> None:
+    """Frames of a connection that its client has given up do not change what readers have."""
+    await probe.create(probe.at("f"))
+    located = await probe.add_block(probe.at("f"))
+    late = await probe.writer(located)
+    await late.write(b"late")
+    await probe.complete(probe.at("f"), 6, await probe.fill(located, b"prompt"))
+    async with refused(COMMON, text="completed or cancelled by another stream"):
+        await late.write(b"late", seek=0)
+    assert await probe.get(probe.at("f")) == b"prompt"

@@ -376,6 +376,31 @@ async def test_an_open_stream_reserves_its_whole_block(probe: Probe) -> None:
     assert before - await available(worker_id) < 64 << 20
 
 
+@rule("4.7", embedded="others use the space of a cluster at the same time")
+@pytest.mark.parametrize("how", ["cancelled", "replaced", "disconnected"])
+async def test_what_a_stream_reserved_is_free_when_it_ends(probe: Probe, how: str) -> None:
+    async def reserved() -> int:
+        return int((await probe.info()).reserved_bytes)
+
+    async def nothing_reserved() -> None:
+        with trio.fail_after(10):
+            while await reserved():
+                await trio.sleep(0.02)
+
+    await nothing_reserved()  # by streams of earlier tests
+    located = await new_block(probe, block_size=1 << 30)
+    stream = await probe.writer(located, block_size=1 << 30)
+    await stream.write(b"abc")
+    assert await reserved() == (1 << 30) - 3
+    if how == "cancelled":
+        await stream.cancel()
+    elif how == "replaced":
+        await stream.open_read(located.block.id, 3)
+    else:
+        await stream.wire.aclose()
+    await nothing_reserved()
+
+
 @rule("4.13", "4.3", "12")
 async def test_blocks_without_a_file_go_away(probe: Probe) -> None:
     """A new Open gets BlockNotFound; an open read stream goes on to the end."""
