@@ -119,11 +119,16 @@ class ObjectLayout:
         self._units = _encode_units(self.unit_lengths)
         digest = bytes(32)
         longest = self._metadata(PageKey(digest, digest, 0, 0, 0, digest, digest), "-" * MAX_WRITER_CHARS, 0)
-        room = 8 + len(self._header(longest | {"unit_sums": "0" * 32 * len(units)})) + _STAMP_ROOM
+        room = 8 + len(self._header(longest | {"unit_sums": "0" * 32 * len(units)}, self.table)) + _STAMP_ROOM
         self.header_bytes = align_up(room, ALIGNMENT_BYTES)
         if self.header_bytes > MAX_HEADER_BYTES:
             raise ConfigError(f"A page of {len(units)} units needs too large a header; make its units larger.")
         self.object_bytes = self.header_bytes + self.data_bytes
+        _, coded_table, coded_units = _coded("zstd", self.data_bytes)
+        longest |= {"codec": "zstd", "tensors": self.table.decode(), "unit_sums": "0" * 32 * len(coded_units)}
+        room = 8 + len(self._header(longest, coded_table)) + _STAMP_ROOM
+        #: Where the data of a compressed object begin.
+        self.coded_header_bytes = align_up(room, ALIGNMENT_BYTES)
 
     def _metadata(self, key: PageKey, writer: str, created_ms: int) -> dict[str, str]:
         return {
@@ -142,26 +147,60 @@ class ObjectLayout:
             "units": self._units,
         }
 
-    def _header(self, metadata: dict[str, str]) -> bytes:
+    @staticmethod
+    def _header(metadata: dict[str, str], table: bytes) -> bytes:
         text = json.dumps({"__metadata__": metadata}, separators=(",", ":")).encode()
-        return text[:-1] + b"," + self.table
+        return text[:-1] + b"," + table
+
+    def clear_pads(self, view: memoryview) -> None:
+        """Put zeros between the tensors of ``view``, an object in the making."""
+        for offset, length in self.pads:
+            at = self.header_bytes + offset
+            view[at : at + length] = bytes(length)
 
     def seal(self, view: memoryview, key: PageKey, *, writer: str, created_ms: int) -> None:
         """Turn ``view`` (``object_bytes`` long, payload in its places) into an object: padding, checksums, header."""
-        start = self.header_bytes
-        for offset, length in self.pads:
-            view[start + offset : start + offset + length] = bytes(length)
+        self.clear_pads(view)
+        metadata = self._metadata(key, writer, created_ms)
+        self._finish(view, self.header_bytes, metadata, self.unit_lengths, self.table)
+
+    def seal_coded(
+        self, view: memoryview, packed: bytes, codec: str, key: PageKey, *, writer: str, created_ms: int
+    ) -> int:
+        """Turn ``view`` into an object that holds the data compressed; the object's length."""
+        start = self.coded_header_bytes
+        data_bytes, table, units = _coded(codec, len(packed))
+        view[start : start + len(packed)] = packed
+        view[start + len(packed) : start + data_bytes] = bytes(data_bytes - len(packed))
+        metadata = self._metadata(key, writer, created_ms)
+        metadata |= {"codec": codec, "tensors": self.table.decode(), "units": _encode_units(units)}
+        self._finish(view, start, metadata, units, table)
+        return start + data_bytes
+
+    def _finish(
+        self, view: memoryview, start: int, metadata: dict[str, str], units: tuple[int, ...], table: bytes
+    ) -> None:
+        """Checksums and header of an object whose data begin at ``start``."""
         sums = []
         at, digest = start, xxhash.xxh3_128_digest
-        for length in self.unit_lengths:
+        for length in units:
             sums.append(digest(view[at : at + length]))
             at += length
-        metadata = self._metadata(key, writer, created_ms) | {"unit_sums": b"".join(sums).hex()}
-        text = self._header(metadata)
+        text = self._header(metadata | {"unit_sums": b"".join(sums).hex()}, table)
         view[:8] = struct.pack("<Q", start - 8)
         view[8 : 8 + len(text)] = text
         view[8 + len(text) : start] = b" " * (start - 8 - len(text))
         view[_SUM_AT : _SUM_AT + _SUM_DIGITS] = digest(view[:start]).hex().encode()
+
+
+def _coded(codec: str, coded_bytes: int) -> tuple[int, bytes, tuple[int, ...]]:
+    """Bytes, tensor table and units of data that hold ``coded_bytes`` of compressed content."""
+    data_bytes = align_up(coded_bytes, ALIGNMENT_BYTES)
+    entries = {f"data.{codec}": _entry("U8", (coded_bytes,), 0, coded_bytes)}
+    if data_bytes > coded_bytes:
+        entries[f"{_PAD_PREFIX}0"] = _entry("U8", (data_bytes - coded_bytes,), coded_bytes, data_bytes)
+    units = tuple(min(MAX_UNIT_BYTES, data_bytes - at) for at in range(0, data_bytes, MAX_UNIT_BYTES))
+    return data_bytes, json.dumps(entries, separators=(",", ":")).encode()[1:], units
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
+from curvfs.errors import CurvfsError
 from curvfs.units import align_down, align_up
 from curvfs.world import World
 from kvstore.backends.base import Backend, ObjectReader
+from kvstore.codecs import codec_named
 from kvstore.header import (
     ALIGNMENT_BYTES,
     MAX_HEADER_BYTES,
@@ -96,10 +98,10 @@ class Loader:
     def _load_copied(self, page: Page) -> Result | None:
         slab = self.slab(page, self._slabs)
         try:
-            header = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
+            start = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
             if not page.transfer.claim(page.index):
                 return None
-            page.plan.unpack(slab, header.header_bytes)
+            page.plan.unpack(slab, start)
         finally:
             self._slabs.release(slab)
         return self._page_bytes
@@ -109,14 +111,14 @@ class Loader:
         if slab is None:  # waiting would keep a thread from others' pages
             raise Refused(Miss.BUSY, f"No view is free for {page.name}; release some.")
         try:
-            header = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
+            start = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
             if not page.transfer.claim(page.index):
                 self._views.release(slab)
                 return None
         except BaseException:
             self._views.release(slab)
             raise
-        page.transfer.views[page.index] = PageView(slab, header.header_bytes, self._layout, self._views.release)
+        page.transfer.views[page.index] = PageView(slab, start, self._layout, self._views.release)
         return self._page_bytes
 
     def _load_lent(self, page: Page) -> Result | None:
@@ -125,13 +127,13 @@ class Loader:
             if not page.transfer.lend(page.index):
                 return None
             try:
-                header = self._judged(
+                start = self._judged(
                     page,
                     lambda reader: self._read_straight(page, reader, slab),
                     lambda reader: self._read_whole(page, reader, slab),
                 )
-                if header is not None:
-                    page.plan.unpack(slab, header.header_bytes)
+                if start is not None:
+                    page.plan.unpack(slab, start)
             finally:
                 page.transfer.give_back()
         finally:
@@ -139,6 +141,12 @@ class Loader:
         return self._page_bytes
 
     def _load_layer(self, page: Page) -> Result | None:
+        if page.reader is None:
+            page.reader = self._backend.open(page.name, page.found)
+        if page.reader.length_bytes <= self._layout.data_bytes:  # compressed: its layers come all at once
+            result = self._load_copied(page)
+            page.next_layer = len(self._ranges)
+            return result
         low, high = self._ranges[page.next_layer]
         slab = self.slab(page, self._slabs)
         try:
@@ -240,19 +248,33 @@ class Loader:
         view = slab.view[: align_up(min(length, slab.size_bytes), ALIGNMENT_BYTES)]
         return view[: reader.read(view)], length
 
-    def _read_whole(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader:
-        """The header of an object read into a slab, once everything about it holds."""
+    def _read_whole(self, page: Page, reader: ObjectReader, slab: Slab) -> int:
+        """Where the data begin in a slab that an object was read into, once everything about it holds."""
         view, length = self._fill(reader, slab)
         header = read_header(view, length)
-        check_object(page, header, self._layout)
+        check_object(page, header, self._layout, coded=True)
         if len(view) < length:
             raise BadObject(f"only {len(view)} of its {length} bytes could be read")
         _refuse_unit(damaged_unit(header, view))
-        return header
+        return header.header_bytes if header.metadata.get("codec") == "none" else self._decode(page, header, slab)
 
-    def _read_straight(self, page: Page, reader: ObjectReader, slab: Slab) -> ObjectHeader | None:
-        """Read the data into the caller's memory and the header into a slab: None when all holds. The header, with all
-        of the object in the slab, when the caller's memory cannot be read into."""
+    def _decode(self, page: Page, header: ObjectHeader, slab: Slab) -> int:
+        """Unpack a compressed object in its slab; where the data begin now."""
+        try:
+            codec = codec_named(header.metadata.get("codec", ""))
+        except CurvfsError as error:
+            raise Refused(Miss.MISMATCH, f"{page.name} is compressed. {error}") from error
+        tensors = stored_tensors(header)
+        if codec is None or len(tensors) != 1:
+            raise BadObject("its compressed data are not one piece")
+        at, start = header.header_bytes, self._layout.header_bytes
+        packed = bytes(slab.view[at : at + tensors[0].size_bytes])
+        slab.view[start : start + self._layout.data_bytes] = codec.decode(packed, self._layout.data_bytes)
+        return start
+
+    def _read_straight(self, page: Page, reader: ObjectReader, slab: Slab) -> int | None:
+        """Read the data into the caller's memory and the header into a slab: None when all holds. Where the data begin
+        in the slab when the caller's memory cannot be read into."""
         header_bytes = reader.length_bytes - self._layout.data_bytes
         pieces = page.plan.pieces(self._layout.data_bytes, reader.alignment_bytes)
         usable = ALIGNMENT_BYTES <= header_bytes <= MAX_HEADER_BYTES and header_bytes % ALIGNMENT_BYTES == 0
@@ -304,25 +326,27 @@ def read_units(reader: ObjectReader, header: ObjectHeader, slab: Slab, low: int,
 
 
 def check_key(page: Page, header: ObjectHeader) -> None:
-    """Is it an object of the page's identity, key, codec and tokens? Raises Refused."""
+    """Is it an object of the page's identity, key and tokens? Raises Refused."""
     key, found = page.key, header.metadata
     if found.get("identity") != key.fingerprint.hex() or found.get("key") != key.hex:
         raise Refused(Miss.FOREIGN, f"{page.name} says that it is of another identity or key.")
-    if found.get("codec") != "none":
-        raise Refused(Miss.MISMATCH, f"{page.name} has codec {found.get('codec')!r}, which this store does not read.")
     digests = (key.token_digest.hex(), key.extra_digest.hex())
     if key.token_digest and digests != (found.get("token_digest"), found.get("extra_digest")):
         raise Refused(Miss.COLLISION, f"{page.name} was made from other tokens.")
 
 
-def check_object(page: Page, header: ObjectHeader, layout: ObjectLayout) -> None:
-    """Is it the object that was asked for? Raises Refused."""
+def check_object(page: Page, header: ObjectHeader, layout: ObjectLayout, *, coded: bool = False) -> None:
+    """Is it the object that was asked for? ``coded``: it may be compressed. Raises Refused."""
     check_key(page, header)
     shard, found = layout.geometry.shard.label, header.metadata.get("shard")
     if found != shard:
         raise Refused(Miss.MISMATCH, f"{page.name} is shard {found!r}; shard {shard!r} was looked for.")
-    if header.table != layout.table:
-        raise Refused(Miss.MISMATCH, f"{page.name} {_difference(layout, header)}.")
+    plain = header.metadata.get("codec") == "none"
+    if not plain and not coded:
+        raise Refused(Miss.MISMATCH, f"{page.name} is compressed, and can only be read as a whole by its own shard.")
+    if (header.table if plain else header.metadata.get("tensors", "").encode()) != layout.table:
+        difference = _difference(layout, header) if plain else "holds other tensors"
+        raise Refused(Miss.MISMATCH, f"{page.name} {difference}.")
 
 
 def close_reader(page: Page) -> None:

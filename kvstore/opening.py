@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from curvfs.errors import ConfigError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Direct
+from kvstore.codecs import codec_named
 from kvstore.engine.base import Engine
 from kvstore.engine.uring import probed_engine
 from kvstore.geometry import Geometry
@@ -30,6 +31,7 @@ def open(
     timeout_s: float = 30.0,
     max_queued: int = 4096,
     reshard_from: Sequence[int] = (),
+    codec: Literal["none", "zstd"] = "none",
     staging_expiry_s: float = 600.0,
     lease_s: float = 30.0,
     world: World | None = None,
@@ -47,6 +49,7 @@ def open(
     * ``timeout_s``: deadline of a put or get that names none.
     * ``max_queued``: pages under way before more are answered ``Miss.BUSY``.
     * ``reshard_from``: other tensor-parallel sizes whose pages are put together where this rank's own are not there.
+    * ``codec``: ``zstd`` compresses what is put, where that makes it shorter; any store reads it, as a whole.
     * ``staging_expiry_s``: age at which another process's silent staging directory is taken for dead.
     * ``lease_s``: how long a ``lookup`` keeps what it promised from those who evict, and may be repeated unasked.
 
@@ -63,6 +66,7 @@ def open(
         durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s, "lease_s": lease_s},
         reshard_from=reshard_from,
     )
+    packer = codec_named(codec)
     world = world or World.real()
     chain = KeyChain(identity, chain_hash=chain_hash)
     moving, engine_reason = probed_engine(world, engine, depth=depth)
@@ -90,6 +94,7 @@ def open(
             lease_s=lease_s,
             engine_reason=engine_reason,
             reshard_from=reshard_from,
+            codec=packer,
         )
     except BaseException:
         moving.close(1.0)

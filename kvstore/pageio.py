@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvfs.errors import CurvfsError
+from curvfs.units import align_up
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectWriter
+from kvstore.codecs import Zstd
 from kvstore.geometry import MAX_UNIT_BYTES
 from kvstore.header import ALIGNMENT_BYTES, MAX_HEADER_BYTES, BadObject, ObjectLayout
 from kvstore.loading import Loader
 from kvstore.page import Page
 from kvstore.reshard import Resharder
 from kvstore.results import Miss, Refused, Result, miss_of
-from kvstore.slabs import SlabPool
+from kvstore.slabs import Slab, SlabPool
 from kvstore.stats import Counters
 
 #: Room in a slab for headers longer than our own: of writers that cut their units smaller.
@@ -33,11 +35,13 @@ class PageIO:
         *,
         depth: int,
         writer: str,
+        codec: Zstd | None,
     ) -> None:
         self._clock = world.clock
         self._backend = backend
         self._layout = layout
         self._writer = writer
+        self._codec = codec
         self._yielding = world.threads.lock()
         self._yields = 0
         self.page_bytes = layout.geometry.size_bytes
@@ -51,10 +55,18 @@ class PageIO:
         if not isinstance(found, Found):
             return False
         header_bytes = found.length_bytes - self._layout.data_bytes
+        if (
+            found.length_bytes % ALIGNMENT_BYTES == 0
+            and found.length_bytes >= 2 * ALIGNMENT_BYTES
+            and header_bytes <= 0
+        ):
+            return True  # a compressed one
         return ALIGNMENT_BYTES <= header_bytes <= MAX_HEADER_BYTES and header_bytes % ALIGNMENT_BYTES == 0
 
     def create(self, pages: Sequence[Page]) -> None:
         """Stage objects together; what fails is tried again by :meth:`write`, which tells why."""
+        if self._codec is not None:  # how long they get shows later
+            return
         made = self._backend.create_many([page.name for page in pages], self._layout.object_bytes)
         for page, writer in zip(pages, made, strict=True):
             if isinstance(writer, ObjectWriter):
@@ -75,13 +87,26 @@ class PageIO:
                 page.plan.drop()
             finally:
                 page.transfer.detach(page.index)
-            view = slab.view[: layout.object_bytes]
-            layout.seal(view, page.key, writer=self._writer, created_ms=self._clock.time_ms())
+            view = slab.view[: self._seal(page, slab)]
             while not self._written(page, view):
                 pass
             return self.page_bytes
         finally:
             self.slabs.release(slab)
+
+    def _seal(self, page: Page, slab: Slab) -> int:
+        """Turn a packed slab into an object, compressed where that makes it shorter than its data are; its length."""
+        layout, created_ms = self._layout, self._clock.time_ms()
+        view = slab.view[: layout.object_bytes]
+        if self._codec is not None:
+            layout.clear_pads(view)
+            packed = self._codec.encode(view[layout.header_bytes :])
+            if layout.coded_header_bytes + align_up(len(packed), ALIGNMENT_BYTES) <= layout.data_bytes:
+                return layout.seal_coded(
+                    slab.view, packed, self._codec.name, page.key, writer=self._writer, created_ms=created_ms
+                )
+        layout.seal(view, page.key, writer=self._writer, created_ms=created_ms)
+        return layout.object_bytes
 
     def _written(self, page: Page, view: memoryview) -> bool:
         """Write to the page's staging place, a new one if it has none. False: try again, room was made."""
@@ -89,7 +114,7 @@ class PageIO:
         yields = self._yields
         try:
             if writer is None:
-                writer = self._backend.create(page.name, self._layout.object_bytes)
+                writer = self._backend.create(page.name, len(view))
             writer.write(view)
         except BaseException as error:
             if writer is not None:

@@ -16,6 +16,7 @@ from curvfs import __version__
 from curvfs.errors import CurvfsError, UsageError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found
+from kvstore.codecs import Zstd
 from kvstore.completions import Completions
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
@@ -72,7 +73,8 @@ class KVStore:
         staging_expiry_s: float,
         lease_s: float,
         engine_reason: str,
-        reshard_from: Sequence[int] = (),
+        reshard_from: Sequence[int],
+        codec: Zstd | None,
     ) -> None:
         self._world = world
         self._backend = backend
@@ -88,7 +90,14 @@ class KVStore:
         self._counters = Counters(world)
         self._resharder = Resharder(self._layout, reshard_from, self.object_name, most_bytes=self._layout.object_bytes)
         self._pages = PageIO(
-            world, backend, self._layout, self._counters, self._resharder, depth=engine.depth, writer=writer
+            world,
+            backend,
+            self._layout,
+            self._counters,
+            self._resharder,
+            depth=engine.depth,
+            writer=writer,
+            codec=codec,
         )
         self._jobs = Jobs(world, backend, engine, self._pages, self._resharder, self._counters, max_queued=max_queued)
         self._known = KnownPages(world, lease_s=lease_s)

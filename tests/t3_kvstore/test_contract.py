@@ -589,3 +589,37 @@ def test_objects_of_a_later_format_are_left_alone(place: Place, monkeypatch: pyt
     monkeypatch.setattr("kvstore.header.FORMAT_VERSION", 2)
     assert later.get(keys, got).result() == [PAGE.size_bytes] * 2
     assert got == content
+
+
+def test_compressed_objects(place: Place) -> None:
+    pytest.importorskip("zstandard")
+    page = Geometry.attention(layers=2, kv_heads=2, head_dim=100, dtype="float16", page_tokens=32)
+    store, plain = place.open(page, codec="zstd"), place.open(page)
+    content = [bytearray(bytes([number]) * page.size_bytes) for number in range(20)]
+    content[7][:] = pages(page, 1)[0]  # what does not get shorter is stored as it is
+    keys = store.keys(list(range(32 * 20)))
+    assert all(store.put(keys, content).result())
+    lengths = sorted({entry.length_bytes for entry in store.list().pages})
+    assert len(lengths) == 2
+    assert lengths[0] <= page.size_bytes // 2 < page.size_bytes < lengths[1]
+    for reader in (store, plain):
+        for form in ({}, {"layerwise": True}, {"loan": True}):
+            got = empty(page, 20)
+            assert reader.get(keys, got, lookup=reader.lookup(keys), **form).result() == [page.size_bytes] * 20
+            assert got == content
+    transfer = plain.get_view(keys[:1])
+    assert all(transfer.result())
+    view = transfer.views[0]
+    assert view is not None
+    assert view["layer.1.v"] == bytes(len(view["layer.1.v"]))
+    view.release()
+    file = place.block_file(store, keys[3])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-4090] + bytes([whole[-4090] ^ 1]) + whole[-4089:])
+    got = empty(page, 4)
+    assert store.get(keys[:4], got).result()[3] is Miss.DAMAGED
+    assert untouched(got[3:])
+    assert store.stats().quarantined == 1
+    assert plain.stats().in_flight == plain.stats().slabs_in_use == plain.stats().views_out == 0
+    with pytest.raises(ConfigError, match="codec"):
+        place.open(page, codec="gzip")
