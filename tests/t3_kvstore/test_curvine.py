@@ -196,3 +196,20 @@ def test_blocks_stay_open_only_so_long(near: Namespace) -> None:
     assert all(store.get(keys[:2], got[:2]).result())
     assert len(os.listdir("/proc/self/fd")) - before <= 60
     assert got == content
+
+
+def test_page_4_of_512_is_gone(near: Namespace) -> None:
+    page = Geometry.raw(4096, page_tokens=4)
+    store, evictor = near.open(page), near.open(page)
+    keys = store.keys(range(4 * 512))
+    assert all(store.put(keys, [bytes(4096)] * 512).result())
+    hit = store.lookup(keys)
+    assert hit.pages == 512
+    for gone in (4, 3, 0):
+        assert evictor.evict(keys[gone : gone + 1]) == [True]
+        assert near.open(page).lookup(keys).pages == gone
+    # What was promised before is still to be had.
+    got = [bytearray(4096) for _ in keys]
+    assert store.get(keys, got, lookup=hit).result() == [4096] * 512
+    assert evictor.evict(keys).count(True) == 509
+    assert store.get(keys, got, lookup=hit).result() == [4096] * 512
