@@ -19,7 +19,7 @@ def demo(
     prompts: Annotated[str, typer.Option(help="Prompt lengths in tokens, separated by commas.")] = (
         "256,500,1000,2000,3000"
     ),
-    model: Annotated[str, typer.Option(help="Size of the model: full, or small for a quick look.")] = "full",
+    model: Annotated[str, typer.Option(help="Size of the model: full, or small, too quick to be timed.")] = "full",
     directory: Annotated[
         Path, typer.Option("--dir", help="Where the picture goes, and the pool while the demo runs.")
     ] = Path("out/demo"),

@@ -36,8 +36,10 @@ from tools.demo_text import Prompts, find_text, train_tokenizer
 #: Two best logits closer than this may swap by rounding alone: such a prompt proves nothing.
 MIN_MARGIN = 0.01
 MAX_LOGIT_DIFFERENCE = 1e-3
-#: From this prompt length on sharing must pay.
+#: From this prompt length on sharing must pay, with the full model: the small one computes too fast to judge by.
 MUST_PAY_FROM_TOKENS = 1000
+#: Held by a run as long as it lives, inside its directory.
+_RUN_LOCK = "run.lock"
 _SLICES_TRIED = 8
 _ANSWER_TIMEOUT_S = 300.0
 _SERVER_STOP_TIMEOUT_S = 15.0
@@ -146,16 +148,36 @@ class Demo:
     @asynccontextmanager
     async def _directory(self) -> AsyncIterator[Path]:
         """A fresh directory for this run, removed at the end unless something is still mounted in it."""
+        disk = self._world.disk
         home = self._options.directory / f"run-{self._world.random.uuid()[:8]}"
         try:
             (home / "mnt").mkdir(parents=True)
         except OSError as error:
             raise UsageError(f"{home} cannot be made: {error.strerror}; choose another place with --dir.") from error
+        lock = disk.open(str(home / _RUN_LOCK), os.O_RDWR | os.O_CREAT)
+        disk.lock(lock)
         try:
+            await self._clear_after_killed_runs()
             yield home
         finally:
             if not is_mounted(home / "mnt"):
                 shutil.rmtree(home, ignore_errors=True)
+            disk.close(lock)
+
+    async def _clear_after_killed_runs(self) -> None:
+        """Unmount and remove what runs that were killed left behind; their servers stop once nothing is mounted."""
+        disk = self._world.disk
+        for home in self._options.directory.glob("run-*"):
+            try:
+                lock = disk.open(str(home / _RUN_LOCK), os.O_RDWR)
+            except OSError:
+                continue  # no run of ours
+            try:
+                if disk.lock(lock) and (not is_mounted(home / "mnt") or await unmount(home / "mnt")):
+                    await self._stop_server(home / "pool")
+                    shutil.rmtree(home, ignore_errors=True)
+            finally:
+                disk.close(lock)
 
     @asynccontextmanager
     async def _server(self, pool: Path) -> AsyncIterator[str]:
@@ -174,15 +196,18 @@ class Demo:
         """The server would stop by itself a few seconds after its last user; this one is asked to, and waited for."""
         disk, clock = self._world.disk, self._world.clock
         try:
-            pid = json.loads(disk.read_file(str(pool / "server.json")))["pid"]
-            os.kill(pid, signal.SIGTERM)
-        except (OSError, ValueError, KeyError):
-            return  # it has ended, or never began
-        lock = disk.open(str(pool / "server.lock"), os.O_RDWR)
+            lock = disk.open(str(pool / "server.lock"), os.O_RDWR)
+        except OSError:
+            return  # it never began
         try:
+            if disk.lock(lock):
+                return  # it has ended
+            os.kill(json.loads(disk.read_file(str(pool / "server.json")))["pid"], signal.SIGTERM)
             with trio.move_on_after(_SERVER_STOP_TIMEOUT_S):
                 while not disk.lock(lock):
                     await clock.sleep(0.05)
+        except (OSError, ValueError, KeyError):
+            return  # it is just starting, or ending by itself
         finally:
             disk.close(lock)
 
@@ -282,7 +307,7 @@ class Demo:
             row.logit_difference <= MAX_LOGIT_DIFFERENCE,
             what + f"logits agree within {MAX_LOGIT_DIFFERENCE} (they differ by {row.logit_difference:.1e})",
         )
-        if length >= MUST_PAY_FROM_TOKENS:
+        if length >= MUST_PAY_FROM_TOKENS and self._options.size == "full":
             check(row.speedup > 1, what + f"sharing is faster than computing ({row.speedup:.2f}×)")
         return row, stored["digests"]
 

@@ -107,3 +107,23 @@ def test_a_prompt_without_a_whole_page_is_refused() -> None:
     done = subprocess.run((*COMMAND, "--prompts", "16"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "page" in done.stderr
+
+
+def test_what_a_killed_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    killed = subprocess.Popen(
+        (*COMMAND, "--prompts", "64", "--dir", str(tmp_path)), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if line.startswith("Model:"):
+            break
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    killed.stdout.close()
+    assert list(tmp_path.glob("run-*"))
+    done = subprocess.run(
+        (*COMMAND, "--prompts", "64", "--dir", str(tmp_path)), capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["ttft.png"]
+    assert not mounted_below(tmp_path)
