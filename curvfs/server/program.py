@@ -17,10 +17,11 @@ import trio
 
 from curvfs.errors import CurvfsError, UsageError
 from curvfs.server.behaviour import BEHAVIOURS, HEAD, behaviour_named
+from curvfs.server.namespace import MIN_BLOCK_BYTES
 from curvfs.server.oplog import where_from
 from curvfs.server.place import ERROR_PREFIX, EXIT_BUSY
 from curvfs.server.service import LOOPBACK, MASTER_PORT, WORKER_PORT, Server, run_server
-from curvfs.units import parse_duration, parse_size
+from curvfs.units import format_size, parse_duration, parse_size
 from curvfs.world import World
 
 #: A server that was told to stop and hangs on a dead disk ends all the same.
@@ -87,11 +88,16 @@ def serve(
     any_free_port: bool = False,
     world: World | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Prints the URL as the only line on stdout once clients may come."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Prints the URL as the only line on stdout once clients may come."""
     for port, option in ((master_port, "--master-port"), (worker_port, "--worker-port")):
         if not 0 <= port <= 65535:
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
     capacity_bytes = None if capacity is None else parse_size(capacity)
+    if capacity_bytes is not None and capacity_bytes < MIN_BLOCK_BYTES:
+        raise UsageError(
+            f"A capacity of {format_size(capacity_bytes)} holds no block; give --capacity at least "
+            f"{format_size(MIN_BLOCK_BYTES)}."
+        )
     ttl_check_interval_s = parse_duration(ttl_check_interval, bare_unit="s")
     if ttl_check_interval_s <= 0:
         raise UsageError("Expired files cannot be looked for all the time; give --ttl-check-interval more than 0.")
@@ -144,7 +150,10 @@ class _ReadyLine(trio.TaskStatus[Server]):
 
 
 async def _cancel_on_signal(scope: trio.CancelScope, world: World) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asks to go on when the terminal is closed
+        stopping.add(signal.SIGHUP)
+    with trio.open_signal_receiver(*stopping) as signals:
         async for _ in signals:
             world.threads.start(lambda: _end_anyway(world), name="curvfs-stop")
             scope.cancel()

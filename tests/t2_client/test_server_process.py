@@ -121,7 +121,7 @@ def block_files(directory: Path) -> set[str]:
     return {path.name for path in (directory / "data").rglob("blk_*")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_line_when_ready_and_exit_0_when_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     process = Process(tmp_path / "deep" / "pool")
     url = process.ready()
@@ -170,7 +170,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
             assert process.record["master_port"] != port
 
 
-@pytest.mark.parametrize("options", [("--master-port", "70000"), ("--worker-port", "-1"), ("--capacity", "much")])
+@pytest.mark.parametrize(
+    "options", [("--master-port", "70000"), ("--worker-port", "-1"), ("--capacity", "much"), ("--capacity", "0")]
+)
 def test_options_that_mean_nothing(tmp_path: Path, options: tuple[str, str]) -> None:
     code, _ = fails(tmp_path, *options)
     assert code == 2
