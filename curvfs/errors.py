@@ -275,7 +275,7 @@ _TEXT_RULES: tuple[tuple[re.Pattern[str], type[RemoteError], int], ...] = tuple(
         (r"already exists as a dir", IsADirectory, errno.EISDIR),
         (r" is a directory", IsADirectory, errno.EISDIR),
         (r"^Not a file", IsADirectory, errno.EISDIR),
-        (r"^Cannot create link to directory", InvalidRequest, errno.EPERM),
+        (r"^Cannot create link to (?:directory|symlink)", InvalidRequest, errno.EPERM),
         (r"exchange mode is not supported", InvalidRequest, errno.EINVAL),
         (r"Path too long", InvalidRequest, errno.ENAMETOOLONG),
         (r"Absolute path required", InvalidRequest, errno.EINVAL),

@@ -102,6 +102,7 @@ _TEXTS = [
     ("Directory does not exist: /a", "NotFound", "ENOENT"),
     ("[curvine-master] ERROR: File does not exist: /raw/nope(curvine-server/src/x.rs:508)", "NotFound", "ENOENT"),
     ("Cannot create link to directory", "InvalidRequest", "EPERM"),
+    ("Cannot create link to symlink", "InvalidRequest", "EPERM"),
     ("[curvine-master] ERROR: /raw  already exists as a dir(curvine-master/src/x.rs:397)", "IsADirectory", "EISDIR"),
     ("[curvine-master] ERROR: /raw is a directory(curvine-master/src/x.rs:459)", "IsADirectory", "EISDIR"),
     ("[curvine-master] ERROR: Not a file(curvine-master/src/inode_view.rs:340)", "IsADirectory", "EISDIR"),
