@@ -202,6 +202,8 @@ class SimProcess:
         self.on_death: list[Callable[[bool], None]] = []
         self.scopes: list[trio.CancelScope] = []
         self.busy_until_s = 0.0
+        #: Seconds that blocking calls on the event loop have taken so far.
+        self.stood_still_s = 0.0
         self._owed_s: float | None = None
         universe.processes.append(self)
 
@@ -244,6 +246,7 @@ class SimProcess:
             self._owed_s += duration_s
         else:
             self.busy_until_s = self.now_s() + duration_s
+            self.stood_still_s += duration_s
 
     def in_thread(self, function: Callable[[], object]) -> tuple[object, BaseException | None, float]:
         """Call a blocking function as a worker thread would. Returns its result, its error and the seconds it took."""

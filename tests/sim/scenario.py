@@ -186,9 +186,9 @@ async def _lose_power(world: SimWorld, server: SimServer, plan: Plan, calls: Cou
     """Nothing that the server does is synced, so files may be torn or gone after a cut. But the server starts and
     serves, what is listed can be asked for, and new files are whole."""
     for cut in range(world.random.randint(1, 2)):
-        world.faults.active = True
         async with AsyncExitStack() as stack:
             clients = await _clients(world, server, plan, stack, f"-{cut}")
+            world.faults.active = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trouble, world, server, plan)
                 nursery.start_soon(everybody_works, clients, plan.turns)
