@@ -14,7 +14,9 @@ from curvfs.errors import EnvironmentError_
 from curvfs.units import align_up, format_size
 from curvfs.world import World
 
-#: Slabs of at least this size ask for huge pages: the kernel pins one page instead of 512 per direct call.
+#: Slabs of at least this size lie in huge pages: the kernel pins one page instead of 512 for a direct call, and makes
+#: one request of it.
+_WORTH_HUGE_BYTES = 256 << 10
 _HUGE_BYTES = 2 << 20
 
 
@@ -25,8 +27,11 @@ class Slab:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = align_up(size_bytes, mmap.PAGESIZE)
+        huge = self.size_bytes >= _WORTH_HUGE_BYTES
+        # Room to begin where a huge page does; what is not touched takes no memory.
+        mapped_bytes = align_up(self.size_bytes, _HUGE_BYTES) + _HUGE_BYTES if huge else self.size_bytes
         try:
-            self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = mmap.mmap(-1, mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise EnvironmentError_(
                 f"No memory for a buffer of {format_size(self.size_bytes)}: {error.strerror}. Open the store with a"
@@ -35,13 +40,15 @@ class Slab:
             ) from error
         # A forked child must not share pages that the kernel is reading into.
         self._map.madvise(mmap.MADV_DONTFORK)
-        if self.size_bytes >= _HUGE_BYTES:
+        if huge:
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             except OSError:  # a kernel built without them
                 pass
-        self.view = memoryview(self._map)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = align_up(begin, _HUGE_BYTES) if huge else begin
+        start = self.address - begin
+        self.view = memoryview(self._map)[start : start + self.size_bytes]
 
 
 class SlabPool:
