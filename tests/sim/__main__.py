@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,8 @@ def main() -> int:
 
 
 def _seeds(arguments: argparse.Namespace) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignored by default in the background: what ran is recorded
+        signal.signal(number, signal.default_int_handler)
     shown_s = time.monotonic()
     shown: set[int] = set()
 

@@ -80,7 +80,8 @@ def _stuck(signum: int, frame: object) -> None:
 
 def _start_process() -> None:
     signal.signal(signal.SIGALRM, _stuck)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends the pool
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends the pool,
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # like this
 
 
 def run_seeds(
