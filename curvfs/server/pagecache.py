@@ -33,6 +33,8 @@ def read_cached(disk: Disk, fd: int, buffer: memoryview, offset_bytes: int) -> i
 
 def cached_bytes(disk: Disk, fd: int, offset_bytes: int, count_bytes: int) -> int:
     """How many of these bytes of a file, from the first on, are in the page cache, in windows."""
+    if count_bytes > WINDOW_BYTES and disk.resident_bytes(fd, offset_bytes, count_bytes) >= count_bytes:
+        return count_bytes  # all of them, and one call told
     probe = memoryview(bytearray(1))
     end_bytes = offset_bytes + count_bytes
     position = offset_bytes
