@@ -4,14 +4,11 @@ keeps them readable that long. Never trusted by a put, nor by a get that no look
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from curvfs.errors import CurvfsError
 from curvfs.world import World
+from kvstore.asking import Answer, Ask
 from kvstore.backends.base import Found
-
-Answer = Found | CurvfsError | None
-Ask = Callable[[Sequence[str]], list[Answer]]
 
 #: About a kilobyte each.
 _KEPT = 1 << 14

@@ -29,6 +29,7 @@ def open(
     engine: Literal["auto", "threads", "uring"] = "auto",
     page_cache: Literal["drop", "keep"] = "drop",
     timeout_s: float = 30.0,
+    lookup_timeout_s: float = 5.0,
     max_queued: int = 4096,
     reshard_from: Sequence[int] = (),
     codec: Literal["none", "zstd"] = "none",
@@ -47,6 +48,7 @@ def open(
     * ``page_cache``: ``keep`` writes through the page cache, for hosts with memory to spare; what lies there is read
       from there in any case.
     * ``timeout_s``: deadline of a put or get that names none.
+    * ``lookup_timeout_s``: the same for a lookup or exists, which a request waits for.
     * ``max_queued``: pages under way before more are answered ``Miss.BUSY``.
     * ``reshard_from``: other tensor-parallel sizes whose pages are put together where this rank's own are not there.
     * ``codec``: ``zstd`` compresses what is put, where that makes it shorter; any store reads it, as a whole.
@@ -63,7 +65,12 @@ def open(
         engine=engine,
         page_cache=page_cache,
         counts={"depth": depth, "max_queued": max_queued},
-        durations_s={"timeout_s": timeout_s, "staging_expiry_s": staging_expiry_s, "lease_s": lease_s},
+        durations_s={
+            "timeout_s": timeout_s,
+            "lookup_timeout_s": lookup_timeout_s,
+            "staging_expiry_s": staging_expiry_s,
+            "lease_s": lease_s,
+        },
         reshard_from=reshard_from,
     )
     packer = codec_named(codec)
@@ -89,6 +96,7 @@ def open(
             chain,
             geometry,
             timeout_s=timeout_s,
+            lookup_timeout_s=lookup_timeout_s,
             max_queued=max_queued,
             staging_expiry_s=staging_expiry_s,
             lease_s=lease_s,

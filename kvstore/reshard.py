@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from curvfs.errors import CurvfsError
+from kvstore.asking import Ask
 from kvstore.backends.base import Found
 from kvstore.geometry import Shard, TensorSpec
 from kvstore.header import ObjectLayout
@@ -22,7 +22,6 @@ _GAP_BYTES = 64 << 10
 
 _memmove = ctypes.memmove
 
-Answer = Found | CurvfsError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Resharder:
         return self._layouts[shard]
 
     def resolve(
-        self, keys: Sequence[PageKey], confirm: Callable[[Sequence[str]], list[Answer]], *, every_shard: bool = False
+        self, keys: Sequence[PageKey], confirm: Ask, *, every_shard: bool = False
     ) -> list[Found | None]:
         """For each key the objects of another split that together hold this rank's heads, where all are there."""
         found: list[Found | None] = [None] * len(keys)

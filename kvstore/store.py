@@ -15,6 +15,7 @@ from weakref import WeakSet
 from curvfs import __version__
 from curvfs.errors import CurvfsError, UsageError
 from curvfs.world import World
+from kvstore.asking import Answer, Ask, Asker
 from kvstore.backends.base import Backend, Found
 from kvstore.codecs import Zstd
 from kvstore.completions import Completions
@@ -69,6 +70,7 @@ class KVStore:
         geometry: Geometry,
         *,
         timeout_s: float,
+        lookup_timeout_s: float,
         max_queued: int,
         staging_expiry_s: float,
         lease_s: float,
@@ -82,6 +84,7 @@ class KVStore:
         self._engine_reason = engine_reason
         self._chain = chain
         self._timeout_s = timeout_s
+        self._lookup_timeout_s = lookup_timeout_s
         self._sweep_every_s = min(staging_expiry_s, max(lease_s, 1.0))
         self._fingerprint = chain.fingerprint
         self._namespace = chain.identity.namespace()
@@ -100,6 +103,7 @@ class KVStore:
             codec=codec,
         )
         self._jobs = Jobs(world, backend, engine, self._pages, self._resharder, self._counters, max_queued=max_queued)
+        self._asker = Asker(world, self._jobs.confirm)
         self._known = KnownPages(world, lease_s=lease_s)
         self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
@@ -140,26 +144,32 @@ class KVStore:
 
     # ----------------------------------------------------------------------------------------------------- asking
 
-    def exists(self, keys: Sequence[PageKey]) -> builtins.list[bool]:
-        """For each key whether its object is there; False where that cannot be told. Raises UsageError."""
+    def exists(self, keys: Sequence[PageKey], *, timeout_s: float | None = None) -> builtins.list[bool]:
+        """For each key whether its object is there; False where that cannot be told within ``timeout_s`` (default: the
+        store's ``lookup_timeout_s``). Raises UsageError."""
         self._guard()
-        return [self._pages.plausible(found) for found in self._jobs.confirm(self._names(keys))]
+        ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
+        return [self._pages.plausible(found) for found in ask(self._names(keys))]
 
-    def lookup(self, keys: Sequence[PageKey], *, every_shard: bool = False) -> Lookup:
+    def lookup(
+        self, keys: Sequence[PageKey], *, every_shard: bool = False, timeout_s: float | None = None
+    ) -> Lookup:
         """The longest prefix of ``keys`` that is stored, every page of it confirmed now or less than a lease ago.
 
         ``every_shard``: a page counts only when the objects of all shards of this split are there, so that every rank
-        gets the same answer. A store that cannot be asked promises nothing. Raises UsageError.
+        gets the same answer. What the store has not told within ``timeout_s`` (default: its ``lookup_timeout_s``) is
+        not promised. Raises UsageError.
         """
         self._guard()
         self._names(keys)
+        ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
         own = self.geometry.shard
         shards = own.all() if every_shard else [own]
         promised: dict[str, Found] = {}
         pages, step = 0, _FIRST_ROUND
         while pages < len(keys):
             batch = keys[pages : pages + step]
-            for key, found in zip(batch, self._found(batch, shards, every_shard=every_shard), strict=True):
+            for key, found in zip(batch, self._found(batch, shards, ask, every_shard=every_shard), strict=True):
                 if found is None:
                     step = 0
                     break
@@ -172,11 +182,15 @@ class KVStore:
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
 
     def _found(
-        self, keys: Sequence[PageKey], shards: Sequence[Shard], *, every_shard: bool
+        self, keys: Sequence[PageKey], shards: Sequence[Shard], ask: Ask, *, every_shard: bool
     ) -> builtins.list[Found | None]:
         """For each key this shard's object, when those of all ``shards`` are there, else those of another split."""
+
+        def recalled(names: Sequence[str]) -> builtins.list[Answer]:
+            return self._known.confirm(names, ask)
+
         own, width = shards.index(self.geometry.shard), len(shards)
-        answers = self._recalled([self.object_name(key, shard) for key in keys for shard in shards])
+        answers = recalled([self.object_name(key, shard) for key in keys for shard in shards])
         found: builtins.list[Found | None] = []
         for index in range(len(keys)):
             there = answers[index * width : (index + 1) * width]
@@ -186,13 +200,10 @@ class KVStore:
         missing = [index for index, one in enumerate(found) if one is None]
         if missing and self._resharder.splits:
             asked = [keys[index] for index in missing]
-            others = self._resharder.resolve(asked, self._recalled, every_shard=every_shard)
+            others = self._resharder.resolve(asked, recalled, every_shard=every_shard)
             for index, other in zip(missing, others, strict=True):
                 found[index] = other
         return found
-
-    def _recalled(self, names: Sequence[str]) -> builtins.list[Found | CurvfsError | None]:
-        return self._known.confirm(names, self._jobs.confirm)
 
     # -------------------------------------------------------------------------------------------------- transfers
 
@@ -445,6 +456,7 @@ class KVStore:
             transfer.cancel()
         closing = self._world.threads.start(self._backend.close, name="kvstore-close")
         closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
+        self._asker.close()
         self._pages.slabs.close()
         self._pages.loader.close()
         return clean and not closing.is_alive()

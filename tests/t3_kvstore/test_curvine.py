@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,3 +215,23 @@ def test_page_4_of_512_is_gone(near: Namespace) -> None:
     assert store.get(keys, got, lookup=hit).result() == [4096] * 512
     assert evictor.evict(keys).count(True) == 509
     assert store.get(keys, got, lookup=hit).result() == [4096] * 512
+
+
+def test_a_lookup_ends_in_time_when_the_server_does_not_answer(tmp_path: Path) -> None:
+    with serving(tmp_path) as master:
+        server = json.loads((tmp_path / "server.json").read_text())["pid"]
+        with kvstore.open(f"curvine://{master}/", WHOSE, geometry=PAGE, lookup_timeout_s=0.5, lease_s=1e-6) as store:
+            keys = store.keys(range(64))
+            assert all(store.put(keys, pages(PAGE, 4)).result())
+            assert store.lookup(keys).pages == 4
+            os.kill(server, signal.SIGSTOP)
+            try:
+                begun = time.monotonic()
+                assert store.lookup(keys).pages == 0
+                assert time.monotonic() - begun < 4
+            finally:
+                os.kill(server, signal.SIGCONT)
+            deadline = time.monotonic() + 20
+            while store.lookup(keys).pages < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)

@@ -212,6 +212,32 @@ def test_failed_writes_are_told_and_leave_nothing(directory: Directory, engine: 
     assert store.stats().failing_puts == 0
 
 
+def test_a_lookup_ends_in_time_on_a_file_system_that_hangs(directory: Directory) -> None:
+    class HungDisk(RealDisk):
+        hangs = False
+        go = threading.Event()
+
+        def stat(self, path: str, *, follow_symlinks: bool = True) -> os.stat_result:
+            if self.hangs:
+                assert self.go.wait(30)
+            return super().stat(path, follow_symlinks=follow_symlinks)
+
+    filled(directory, 4)
+    disk = HungDisk()
+    store = directory.open(PAGE, world=World(disk=disk), lookup_timeout_s=0.3, lease_s=1e-6)
+    keys = keys_of(store, 4)
+    assert store.lookup(keys).pages == 4
+    disk.hangs = True
+    begun = time.monotonic()
+    for _ in range(3):  # more than there are threads that can hang
+        assert store.lookup(keys).pages == 0
+        assert store.exists(keys, timeout_s=0.1) == [False] * 4
+    assert time.monotonic() - begun < 5
+    disk.hangs = False
+    disk.go.set()
+    until(lambda: store.lookup(keys).pages == 4)
+
+
 @each_engine
 def test_one_failed_read_does_not_touch_its_neighbours_nor_the_file(directory: Directory, engine: str) -> None:
     content = filled(directory, 8)

@@ -1,0 +1,63 @@
+"""Questions with a deadline: a lookup stands in a request's way, so a store that hangs must not hold it up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from curvfs.errors import CurvfsError, DeadlineExceeded
+from curvfs.world import ThreadPool, World
+from kvstore.backends.base import Found
+
+Answer = Found | CurvfsError | None
+Ask = Callable[[Sequence[str]], list[Answer]]
+
+#: Questions under way at once; while as many hang, further ones run out of time too.
+_THREADS = 2
+
+
+class Asker:
+    """Asks in threads of its own, which may hang where the caller does not. Callable from any thread."""
+
+    def __init__(self, world: World, ask: Ask) -> None:
+        self._world = world
+        self._ask = ask
+        self._lock = world.threads.lock()
+        self._pool: ThreadPool | None = None
+
+    def ask(self, names: Sequence[str], *, until_s: float) -> list[Answer]:
+        """What is there under each name, or why that cannot be told by ``until_s`` on the monotonic clock."""
+        left_s = until_s - self._world.clock.monotonic_s()
+        answers: list[Answer] = []
+        answered = self._world.threads.event()
+
+        def job() -> None:
+            if self._world.clock.monotonic_s() < until_s:
+                answers.extend(self._ask(names))
+                answered.set()
+
+        if left_s > 0:
+            try:
+                self._threads().submit(job)
+            except CurvfsError as error:  # closed meanwhile
+                return [error] * len(names)
+            if answered.wait(left_s):
+                return answers
+        late = DeadlineExceeded(f"The store did not tell in time whether {len(names)} objects are there.")
+        return [late] * len(names)
+
+    def _threads(self) -> ThreadPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = self._world.threads.pool(_THREADS, name="kvstore-ask")
+            return self._pool
+
+    def within(self, timeout_s: float) -> Ask:
+        """:meth:`ask` with one deadline, ``timeout_s`` from now, for all questions."""
+        return functools.partial(self.ask, until_s=self._world.clock.monotonic_s() + timeout_s)
+
+    def close(self) -> None:
+        """Take no further question; threads that hang end with the process."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close(0.0)
