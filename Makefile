@@ -35,6 +35,9 @@ build: setup-test
 	@rm -rf dist
 	@$(VENV)/python -m hatchling build
 
+bench-client: setup-test
+	@$(VENV)/python -m tools.clientbench
+
 clean:
 	@rm -rf build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

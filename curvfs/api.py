@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from curvfs.client.extents import ReadExtents, WriteExtent
+from curvfs.client.fileobject import FileObject
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
+from curvfs.client.locks import HeldLock
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
     BlockLocation,
@@ -46,11 +48,13 @@ __all__ = [
     "Extent",
     "FileKind",
     "FileLock",
+    "FileObject",
     "FileReader",
     "FileStatus",
     "FileWriter",
     "FilesystemInfo",
     "Freed",
+    "HeldLock",
     "LocalExtent",
     "Located",
     "LockKind",

@@ -179,11 +179,11 @@ def unary_rates(url: str) -> str:
         await fs.stat("/")
         started = time.perf_counter()
         for _ in range(_UNARY_CALLS):
-            await fs.stat("/big")
+            await fs.stat("/small")
         return _UNARY_CALLS / (time.perf_counter() - started)
 
     async def pipelined(fs: CurvineFileSystem) -> float:
-        names = ["/big"] * 512
+        names = ["/small"] * 512
         started = time.perf_counter()
         for _ in range(0, 4 * _UNARY_CALLS, len(names)):
             await fs.locate_many(names)
@@ -191,6 +191,7 @@ def unary_rates(url: str) -> str:
 
     async def measure() -> tuple[list[float], list[float]]:
         async with open_filesystem(url, master_connections=1, client_hostname="elsewhere") as fs:
+            await client_write(fs, "/small", 4096)
             rounds = [(await alone(fs), await pipelined(fs)) for _ in range(ROUNDS)]
         return [first for first, _ in rounds], [second for _, second in rounds]
 

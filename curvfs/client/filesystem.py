@@ -13,6 +13,7 @@ import trio
 from curvfs.client import convert, paths
 from curvfs.client.extents import ReadExtents, WriteExtent, open_extents
 from curvfs.client.listing import Pages
+from curvfs.client.locks import RENEW_S, HeldLock
 from curvfs.client.mastercalls import (
     O_APPEND,
     O_CREAT,
@@ -319,6 +320,11 @@ class CurvineFileSystem:
         full = self._for_reading(path)
         conflict = await self._calls.set_lock(full, convert.lock_to_wire(lock, self.client_name))
         return None if conflict is None else convert.lock_from_wire(conflict)
+
+    def hold_lock(self, path: str, lock: FileLock, *, wait_s: float = 0.0, renew_s: float = RENEW_S) -> HeldLock:
+        """An async context manager that has ``lock`` while it is entered, and sets it again before it lapses. Waits up
+        to ``wait_s`` for others; raises InProgress (EAGAIN) when they still have it."""
+        return HeldLock(self._session, self._calls, self._for_reading(path), lock, wait_s, renew_s)
 
     async def statfs(self) -> FilesystemInfo:
         """Space and workers of the whole cluster (4.18)."""

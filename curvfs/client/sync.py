@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple
 import trio
 
 from curvfs.client.extents import ReadExtents, WriteExtent
+from curvfs.client.fileobject import FileObject
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
 from curvfs.client.portal import Portal as _Portal
 from curvfs.client.reader import FileReader
@@ -31,7 +32,7 @@ from curvfs.client.records import (
 )
 from curvfs.client.writer import FileWriter
 from curvfs.config import ClientConfig, resolve_config
-from curvfs.errors import CurvfsError
+from curvfs.errors import CurvfsError, NotFound, UsageError
 from curvfs.world import Buffer, World
 
 T = TypeVar("T")
@@ -389,6 +390,20 @@ class SyncFileSystem:
 
     def open(self, path: str | Located) -> SyncFileReader:
         return SyncFileReader(self, self._portal.run(self.filesystem.open, path))
+
+    def open_file(self, path: str, mode: str = "rb") -> FileObject:
+        """A Python file object, raw and binary: ``rb`` reads, ``wb`` makes or empties, ``xb`` makes, ``ab`` makes and
+        appends. Wrap it in ``io.BufferedReader`` or ``io.TextIOWrapper`` where small pieces are read."""
+        if mode == "rb":
+            return FileObject(self.open(path), None, path)
+        if mode in ("wb", "xb"):
+            return FileObject(None, self.create(path, overwrite=mode == "wb"), path)
+        if mode == "ab":
+            try:
+                return FileObject(None, self.open_for_write(path, append=True), path)
+            except NotFound:
+                return FileObject(None, self.create(path), path)
+        raise UsageError(f"Cannot open {path} with mode {mode!r}; modes are rb, wb, xb and ab.")
 
     def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> SyncFileWriter:
         writer = self._portal.run(partial(self.filesystem.open_for_write, path, append=append, truncate=truncate))

@@ -1,0 +1,113 @@
+"""Python file objects over blocking readers and writers, for code that wants ``read``, ``seek`` and ``with``."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from curvfs.client.sync import SyncFileReader, SyncFileWriter
+
+
+class FileObject(io.RawIOBase):
+    """A raw binary file, either readable or writable, with a position. ``io.BufferedReader`` and friends take it.
+
+    What goes wrong in the file system is a CurvfsError (``errno_`` has its errno), not an OSError; a closed file raises
+    ValueError, as Python's do.
+    """
+
+    def __init__(self, reader: SyncFileReader | None, writer: SyncFileWriter | None, name: str) -> None:
+        super().__init__()
+        self._reader = reader
+        self._writer = writer
+        self._position = writer.position if writer is not None else 0
+        self.name = name
+
+    def readable(self) -> bool:
+        return self._reader is not None
+
+    def writable(self) -> bool:
+        return self._writer is not None
+
+    def seekable(self) -> bool:
+        return True
+
+    @property
+    def _length(self) -> int:
+        self._check_open()
+        if self._writer is not None:
+            return self._writer.length_bytes
+        return self._reader.length_bytes if self._reader is not None else 0
+
+    def readinto(self, buffer: Any) -> int:
+        """As many bytes as there are from the position on, up to the size of ``buffer``."""
+        self._check_open()
+        if self._reader is None:
+            raise io.UnsupportedOperation("not readable")
+        count = self._reader.readinto(memoryview(buffer).cast("B"), self._position)
+        self._position += count
+        return count
+
+    def readall(self) -> bytes:
+        self._check_open()
+        if self._reader is None:
+            raise io.UnsupportedOperation("not readable")
+        found = self._reader.read_at(self._position, max(0, self._length - self._position))
+        self._position += len(found)
+        return found
+
+    def write(self, buffer: Any) -> int:
+        """All of ``buffer``, at the position, or at the end of a file opened to append."""
+        self._check_open()
+        if self._writer is None:
+            raise io.UnsupportedOperation("not writable")
+        count = self._writer.write_at(buffer, self._position)
+        self._position = self._writer.position
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}.get(whence)
+        if start is None or start + offset < 0:
+            raise ValueError(f"cannot seek by {offset} from {whence}")
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self._check_open()
+        if self._writer is None:
+            raise io.UnsupportedOperation("not writable")
+        size = self._position if size is None else size
+        self._writer.truncate(size)
+        return size
+
+    def flush(self) -> None:
+        """Publish what was written."""
+        if self._writer is not None and not self.closed:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Publish and close. When that fails the file stays as it was published last."""
+        if self.closed:
+            return
+        writer, reader = self._writer, self._reader
+        self._writer = None  # what the base class does now is ours
+        try:
+            if writer is not None:
+                try:
+                    writer.close()
+                except BaseException:
+                    writer.abort()
+                    raise
+            if reader is not None:
+                reader.close()
+        finally:
+            super().close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
