@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from curvfs.buffers import bytes_of
 from curvfs.simcore import EPOCH_MS, SimProcess
 from curvfs.simfs import SECTOR_BYTES, FileTree, Inode, fail
-from curvfs.world import DirectIo, Disk, bytes_of
+from curvfs.world import DirectIo, Disk
 
 #: Simulated descriptors start here, where no real one is: mixing them up fails at once.
 _FIRST_FD = 1 << 20

@@ -16,22 +16,20 @@ from dataclasses import dataclass, field
 
 import trio
 
+from curvfs.buffers import Buffer, bytes_of
 from curvfs.errors import ConnectionLost
-from curvfs.simcore import SimProcess, Universe
-from curvfs.world import (
-    Buffer,
-    Disk,
+from curvfs.network import (
     Listener,
     Network,
-    Random,
     Stream,
-    bytes_of,
     cannot_connect,
     cannot_listen,
     cannot_resolve,
     check_connect_port,
     check_listen_port,
 )
+from curvfs.simcore import SimProcess, Universe
+from curvfs.world import Disk, Random
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _ANY_NAMES = ("0.0.0.0", "::", "")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from curvfs.buffers import bytes_of
 from curvfs.client.blockwrite import LocalReplica, Replica
 from curvfs.client.mastercalls import MasterCalls
 from curvfs.errors import TransportError
@@ -22,7 +23,7 @@ from curvfs.server.blockstore import BlockStore
 from curvfs.wire.codes import RpcCode
 from curvfs.wire.messages import encode, pb
 from curvfs.wire.session import UnaryCalls
-from curvfs.world import Disk, bytes_of
+from curvfs.world import Disk
 from tests.sim.scenario import run_seed
 
 

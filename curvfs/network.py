@@ -1,0 +1,334 @@
+"""The network of the one world (:mod:`curvfs.world`): what it is, and the real one.
+
+Raises :class:`~curvfs.errors.TransportError` only.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import itertools
+import os
+import socket
+from collections import deque
+
+import trio
+
+from curvfs.buffers import Buffer, bytes_of
+from curvfs.errors import ConnectFailed, ConnectionLost, EnvironmentError_
+
+
+class Stream(abc.ABC):
+    """A connected byte stream. One task may send while another receives; two senders need a lock."""
+
+    #: ``host:port`` of the other end, for messages.
+    peer: str = "?"
+
+    @abc.abstractmethod
+    async def send(self, *buffers: Buffer) -> None:
+        """Send all bytes of all buffers, gathered, without joining them. Raises ConnectionLost."""
+
+    @abc.abstractmethod
+    async def recv_into(self, buffer: memoryview) -> int:
+        """Receive at least one byte into ``buffer``; 0 means that the peer closed. Raises ConnectionLost."""
+
+    @abc.abstractmethod
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+        """Send bytes of an open file without copying them. The file must hold them all: a file that ends early
+        raises ConnectionLost, because the frame under way can no longer be finished."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close; never raises."""
+
+    async def recv_exactly(self, buffer: memoryview) -> int:
+        """Fill ``buffer``; returns the number of bytes received, less than its size only at end of stream."""
+        buffer = bytes_of(buffer)
+        done = 0
+        while done < len(buffer):
+            count = await self.recv_into(buffer[done:])
+            if count == 0:
+                break
+            done += count
+        return done
+
+
+class Listener(abc.ABC):
+    """A listening socket."""
+
+    host: str
+    port: int
+
+    @abc.abstractmethod
+    async def accept(self) -> Stream: ...
+
+    @abc.abstractmethod
+    async def aclose(self) -> None: ...
+
+
+class Network(abc.ABC):
+    """TCP."""
+
+    @abc.abstractmethod
+    async def connect(self, host: str, port: int) -> Stream:
+        """Connect (no timeout of its own: use a trio cancel scope). Raises ConnectFailed."""
+
+    @abc.abstractmethod
+    async def listen(self, host: str, port: int) -> Listener:
+        """Listen; ``port`` 0 picks a free one. Raises EnvironmentError_ when the address cannot be had."""
+
+    @abc.abstractmethod
+    def hostname(self) -> str:
+        """This machine's own name."""
+
+
+_PORT_MAX = 65535
+
+
+def cannot_connect(host: str, port: int, reason: str) -> ConnectFailed:
+    """The error of every network for a connect that failed."""
+    return ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.")
+
+
+def cannot_resolve(host: str, reason: str) -> ConnectFailed:
+    """The error of every network for a name that leads nowhere."""
+    return ConnectFailed(f"The host name {host!r} cannot be resolved: {reason}.")
+
+
+def cannot_listen(host: str, port: int, reason: str, errno_: int) -> EnvironmentError_:
+    """The error of every network for an address that cannot be had."""
+    return EnvironmentError_(f"Cannot listen on {host}:{port}: {reason}.", errno_=errno_)
+
+
+def check_connect_port(host: str, port: int) -> None:
+    if not 0 < port <= _PORT_MAX:
+        raise cannot_connect(host, port, f"a port is a number from 1 to {_PORT_MAX}")
+
+
+def check_listen_port(host: str, port: int) -> None:
+    if not 0 <= port <= _PORT_MAX:
+        raise cannot_listen(host, port, f"a port is a number from 0 to {_PORT_MAX}", errno.EINVAL)
+
+
+#: sendmsg takes at most IOV_MAX pieces.
+_IOV_MAX = 1024
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    """What went wrong, in the system's words alone."""
+    if isinstance(error, UnicodeError):
+        return "it is no host name"
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+#: A receiver of more than this waits for that many bytes at a time (SO_RCVLOWAT).
+_PATIENT_BYTES = 256 * 1024
+_WAKE_BYTES = 2 << 20
+#: What is copied at once from a file to a socket of this machine, and how many buffers for that are kept.
+_COPY_BYTES = 4 << 20
+_SPARE_COPIES = 4
+#: After so many bytes other tasks have their turn, even if nothing had to be waited for.
+_TURN_BYTES = 4 << 20
+_spare_copies: list[memoryview] = []
+
+
+class SocketStream(Stream):
+    """A :class:`Stream` over a connected trio socket."""
+
+    def __init__(self, sock: trio.socket.SocketType, peer: str) -> None:
+        self._sock = sock
+        self.peer = peer
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            self._is_local = sock.getsockname()[0] == sock.getpeername()[0]
+        except OSError:  # lost before it was begun with
+            self._is_local = False
+
+    def _lost(self, error: OSError | trio.ClosedResourceError) -> ConnectionLost:
+        if isinstance(error, trio.ClosedResourceError) or error.errno == errno.EBADF:
+            return ConnectionLost(f"The connection to {self.peer} was lost: it was closed on this side.")
+        return ConnectionLost(f"The connection to {self.peer} was lost: {error.strerror or error}.")
+
+    async def send(self, *buffers: Buffer) -> None:
+        pending = deque(view for view in map(bytes_of, buffers) if view)
+        try:
+            while pending:
+                sent = await self._sock.sendmsg(list(itertools.islice(pending, _IOV_MAX)))
+                while pending and sent >= len(pending[0]):
+                    sent -= len(pending.popleft())
+                if sent:
+                    pending[0] = pending[0][sent:]
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._lost(error) from error
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        try:
+            return await self._sock.recv_into(buffer)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._lost(error) from error
+
+    async def recv_exactly(self, buffer: memoryview) -> int:
+        """Large pieces are waited for by the mebibyte: taking every segment as it comes would cost more than it is."""
+        buffer = bytes_of(buffer)
+        if len(buffer) < _PATIENT_BYTES:
+            return await super().recv_exactly(buffer)
+        done = lowest = 0
+        try:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    count = os.readv(self._sock.fileno(), [buffer[done:]])
+                    done += count
+                    if count == 0 or done == len(buffer):
+                        break
+                if lowest != min(len(buffer) - done, _WAKE_BYTES):
+                    lowest = min(len(buffer) - done, _WAKE_BYTES)
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
+                await trio.lowlevel.wait_readable(self._sock)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._lost(error) from error
+        finally:
+            if lowest:
+                with contextlib.suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if not lowest:
+            await trio.lowlevel.checkpoint()
+        return done
+
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+        try:
+            if self._is_local:
+                await self._send_copies(fd, offset_bytes, count_bytes)
+                return
+            while count_bytes:
+                try:  # the descriptor is asked for each time: another task may have closed the socket meanwhile
+                    sent = os.sendfile(self._sock.fileno(), fd, offset_bytes, count_bytes)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._sock)
+                    continue
+                if sent == 0:
+                    raise self._ended_early(count_bytes)
+                offset_bytes += sent
+                count_bytes -= sent
+                await trio.lowlevel.checkpoint()
+        except (OSError, trio.ClosedResourceError) as error:
+            raise self._lost(error) from error
+
+    async def _send_copies(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+        """On this very machine the receiver is handed what was just copied, and still in the processor's cache, at
+        less cost than the pages of the file one by one."""
+        buffer = _spare_copies.pop() if _spare_copies else memoryview(bytearray(_COPY_BYTES))
+        sent = 0  # since others had their turn
+        try:
+            while count_bytes:
+                piece = buffer[: await self._read(fd, buffer[:count_bytes], offset_bytes)]
+                if not piece:
+                    raise self._ended_early(count_bytes)
+                offset_bytes += len(piece)
+                count_bytes -= len(piece)
+                while piece:
+                    try:
+                        written = os.write(self._sock.fileno(), piece)
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_writable(self._sock)
+                        sent = 0
+                    else:
+                        piece = piece[written:]
+                        sent += written
+                if sent >= _TURN_BYTES:
+                    await trio.lowlevel.checkpoint()
+                    sent = 0
+            await trio.lowlevel.checkpoint()
+        finally:
+            if len(_spare_copies) < _SPARE_COPIES:
+                _spare_copies.append(buffer)
+
+    async def _read(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
+        try:
+            return os.preadv(fd, [buffer], offset_bytes, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+        return await trio.to_thread.run_sync(os.preadv, fd, [buffer], offset_bytes)
+
+    def _ended_early(self, missing_bytes: int) -> ConnectionLost:
+        return ConnectionLost(f"A file ended {missing_bytes} bytes early while it was sent to {self.peer}.")
+
+    async def aclose(self) -> None:
+        self._sock.close()
+        await trio.lowlevel.checkpoint()
+
+
+class SocketListener(Listener):
+    """A :class:`Listener` over a trio socket."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._sock = sock
+        self.host, self.port = sock.getsockname()[:2]
+
+    async def accept(self) -> Stream:
+        while True:
+            try:
+                sock, address = await self._sock.accept()
+            except trio.ClosedResourceError as error:
+                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: it was closed.") from error
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    await trio.sleep(0.1)  # out of descriptors for now: clients wait in the backlog
+                    continue
+                if error.errno in (errno.ECONNABORTED, errno.EINTR, errno.EPROTO):
+                    continue
+                reason = "it was closed" if error.errno == errno.EBADF else error.strerror or str(error)
+                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: {reason}.") from error
+            return SocketStream(sock, f"{address[0]}:{address[1]}")
+
+    async def aclose(self) -> None:
+        self._sock.close()
+        await trio.lowlevel.checkpoint()
+
+
+class RealNetwork(Network):
+    async def connect(self, host: str, port: int) -> Stream:
+        last: OSError | None = None
+        check_connect_port(host, port)
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise cannot_resolve(host, _reason(error)) from error
+        for family, kind, protocol, _, address in found:
+            sock = trio.socket.socket(family, kind, protocol)
+            try:
+                await sock.connect(address)
+            except OSError as error:
+                sock.close()
+                last = error
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return SocketStream(sock, f"{host}:{port}")
+        raise cannot_connect(host, port, _reason(last) if last else "no address") from last
+
+    async def listen(self, host: str, port: int) -> Listener:
+        sock = None
+        check_listen_port(host, port)
+        try:
+            family, kind, protocol, _, address = (
+                await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            )[0]
+            sock = trio.socket.socket(family, kind, protocol)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind(address)
+            sock.listen(1024)
+        except (OSError, UnicodeError) as error:
+            if sock is not None:
+                sock.close()
+            number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+            raise cannot_listen(host, port, _reason(error), number or errno.EADDRNOTAVAIL) from error
+        return SocketListener(sock)
+
+    def hostname(self) -> str:
+        return socket.gethostname()
