@@ -1,7 +1,7 @@
 """The one world: clock, random numbers, network, disk and threads, injected into every layer.
 
-Nothing but this module, :mod:`curvfs.network` and :mod:`curvfs.disk` imports ``time``, ``random``, ``socket`` or ``threading``, or calls ``os.pread`` and
-friends (ruff's banned-api rule holds that). What needs one of them takes a :class:`World` and uses its five parts, so
+Nothing but this module, :mod:`curvfs.network` and :mod:`curvfs.disk` imports ``time``, ``random``, ``socket`` or
+``threading``, or calls ``os.pread`` and friends (ruff's banned-api rule holds that). What needs one of them takes a :class:`World` and uses its five parts, so
 that the seeded simulation (``World.simulated(seed)``, see :mod:`curvfs.simworld`) runs the very same code on a virtual
 clock, a lossy network and a disk that loses power.
 
@@ -10,6 +10,7 @@ trio itself may be imported anywhere: its timeouts follow trio's clock, which th
 Errors: :class:`Network` raises :class:`~curvfs.errors.TransportError` only; :class:`Disk` raises ``OSError`` as ``os``
 does, to be mapped at the edge that knows what was being done.
 """
+
 from __future__ import annotations
 
 import abc
