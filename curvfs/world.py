@@ -1,9 +1,9 @@
 """The one world: clock, random numbers, network, disk and threads, injected into every layer.
 
 Nothing but this module, :mod:`curvfs.network` and :mod:`curvfs.disk` imports ``time``, ``random``, ``socket`` or
-``threading``, or calls ``os.pread`` and friends (ruff's banned-api rule holds that). What needs one of them takes a :class:`World` and uses its five parts, so
-that the seeded simulation (``World.simulated(seed)``, see :mod:`curvfs.simworld`) runs the very same code on a virtual
-clock, a lossy network and a disk that loses power.
+``threading``, or calls ``os.pread`` and friends (ruff's banned-api rule holds that). What needs one of them takes a
+:class:`World` and uses its five parts, so that the seeded simulation (``World.simulated(seed)``, see
+:mod:`curvfs.simworld`) runs the very same code on a virtual clock, a lossy network and a disk that loses power.
 
 trio itself may be imported anywhere: its timeouts follow trio's clock, which the simulation replaces.
 
