@@ -126,7 +126,9 @@ def _reason(error: OSError | UnicodeError) -> str:
 
 #: A receiver of more than this waits for that many bytes at a time (SO_RCVLOWAT).
 _PATIENT_BYTES = 256 * 1024
-_WAKE_BYTES = 2 << 20
+_WAKE_BYTES = 512 * 1024
+#: What may be under way on this very machine: more only makes both sides work on memory that no cache holds any more.
+_LOCAL_SEND_BYTES = 512 * 1024
 #: What is copied at once from a file to a socket of this machine, and how many buffers for that are kept.
 _COPY_BYTES = 4 << 20
 _SPARE_COPIES = 4
@@ -145,6 +147,8 @@ class SocketStream(Stream):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             self._is_local = sock.getsockname()[0] == sock.getpeername()[0]
+            if self._is_local:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
         except OSError:  # lost before it was begun with
             self._is_local = False
 
@@ -172,7 +176,7 @@ class SocketStream(Stream):
             raise self._lost(error) from error
 
     async def recv_exactly(self, buffer: memoryview) -> int:
-        """Large pieces are waited for by the mebibyte: taking every segment as it comes would cost more than it is."""
+        """Large pieces are waited for in parts of some size: taking every segment as it comes would cost too much."""
         buffer = bytes_of(buffer)
         if len(buffer) < _PATIENT_BYTES:
             return await super().recv_exactly(buffer)

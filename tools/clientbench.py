@@ -119,7 +119,11 @@ async def client_write(fs: CurvineFileSystem, path: str, size: int) -> None:
 
 def direct_read(fs: SyncFileSystem, path: str) -> None:
     """Through lent descriptors, as the KV store reads."""
-    with mmap.mmap(-1, _CALL_BYTES) as memory, fs.open_extents(path, direct=True) as extents:
+    with (
+        mmap.mmap(-1, _CALL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory,
+        fs.open_extents(path, direct=True) as extents,
+    ):
+        memory.madvise(mmap.MADV_HUGEPAGE)
         for extent in extents.extents:
             if not isinstance(extent, LocalExtent) or not extent.direct:
                 raise SystemExit(f"{path} cannot be read directly here: {extent}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, TypeVarTuple
 
@@ -13,6 +14,7 @@ import trio
 from curvfs.client.extents import ReadExtents, WriteExtent
 from curvfs.client.fileobject import FileObject
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
+from curvfs.client.locks import HeldLock
 from curvfs.client.portal import Portal as _Portal
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
@@ -487,6 +489,17 @@ class SyncFileSystem:
 
     def set_lock(self, path: str, lock: FileLock) -> FileLock | None:
         return self._portal.run(self.filesystem.set_lock, path, lock)
+
+    @contextmanager
+    def hold_lock(self, path: str, lock: FileLock, *, wait_s: float = 0.0) -> Iterator[HeldLock]:
+        async def take() -> HeldLock:
+            return await self.filesystem.hold_lock(path, lock, wait_s=wait_s).__aenter__()
+
+        held = self._portal.run(take)
+        try:
+            yield held
+        finally:
+            self._portal.run(held.__aexit__, None, None, None)
 
     def statfs(self) -> FilesystemInfo:
         return self._portal.run(self.filesystem.statfs)

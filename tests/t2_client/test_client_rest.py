@@ -79,6 +79,9 @@ def _use_file_objects(url: str) -> None:
             text.write("one\ntwo\n")
         with fs.open_file("/new") as raw, io.TextIOWrapper(io.BufferedReader(raw)) as text:
             assert list(text) == ["one\n", "two\n"]
+        with fs.hold_lock("/new", FileLock(LockKind.WRITE, owner_id=1)):
+            assert fs.get_lock("/new", FileLock(LockKind.WRITE, owner_id=2)) is not None
+        assert fs.get_lock("/new", FileLock(LockKind.WRITE, owner_id=2)) is None
         with pytest.raises(CurvfsError):
             fs.open_file("/new", "xb")
         with pytest.raises(CurvfsError, match="modes are"):
