@@ -178,7 +178,7 @@ def _as_nobody(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
         "[ -e fuse ] || mknod fuse c 10 229",
         "chmod 666 fuse",
         "mount --bind fuse /dev/fuse",
-        *_opened(tmp_path, Path(sys.base_prefix)),
+        *_opened(tmp_path, Path(sys.base_prefix), checkout),
         f"NOBODY='{_NOBODY}'",
         f"CURVFS='{_NOBODY} {sys.executable} -m tools'",
     ]
@@ -192,18 +192,17 @@ def _as_nobody(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _opened(tmp_path: Path, needed: Path) -> list[str]:
-    """Commands that put a directory which others may enter over the first ancestor of ``needed`` that is closed."""
-    for ancestor in reversed(needed.parents):
-        if ancestor.stat().st_mode & 0o001 == 0:
-            stand_in = tmp_path / "stand-in"
-            inside = stand_in / needed.relative_to(ancestor)
-            return [
-                f"mkdir -p {inside}",
-                f"mount --bind {needed} {inside}",
-                f"mount --rbind {stand_in} {ancestor}",
-            ]
-    return []
+def _opened(tmp_path: Path, *needed: Path) -> list[str]:
+    """Commands that put directories which others may enter over the closed ones on the way to what is ``needed``."""
+    binds, covers = [], {}
+    for directory in needed:
+        closed = (each for each in reversed(directory.parents) if each.stat().st_mode & 0o001 == 0)
+        if (ancestor := next(closed, None)) is not None:
+            stand_in = tmp_path / f"stand-in{ancestor}".replace("/", "-")
+            inside = stand_in / directory.relative_to(ancestor)
+            binds += [f"mkdir -p {inside}", f"mount --bind {directory} {inside}"]
+            covers[ancestor] = f"mount --rbind {stand_in} {ancestor}"
+    return [*binds, *covers.values()]
 
 
 def test_an_ordinary_user_mounts(tmp_path: Path) -> None:
