@@ -280,7 +280,8 @@ class BlockStore:
         if writing is not None and writing is generation:
             writing.streams -= 1
             if writing.streams == 0:
-                writing.size_bytes = self._size(self.writer_path(block_id)) or 0
+                with suppress(OSError):  # a disk that does not tell: what was known last counts on
+                    writing.size_bytes = self._size(self.writer_path(block_id)) or 0
                 self.remove_if_unowned(block_id)
 
     def remove_if_unowned(self, block_id: int) -> None:
