@@ -353,10 +353,20 @@ class Replay:
         data = self._payload(scenario, line, message, connection)
         if head.request is RequestStatus.COMPLETE and message is not None and head.code == RpcCode.WRITE_BLOCK:
             fill_local(connection.streams.get(head.req_id), message.block.block_size)
+        if head.code == RpcCode.GET_FILESYSTEM_INFO:
+            await self._let_deleted_trees_go()
         await connection.wire.send(head.code, head.request, head.req_id, head.seq_id, header, data)
         if not head.is_heartbeat:
             sent = Frame.make(head.code, head.request, head.response, head.req_id, head.seq_id, header, data)
             connection.waiting.append((line, sent))
+
+    async def _let_deleted_trees_go(self) -> None:
+        """Our server takes deleted trees apart in the background, a slice after each request that it answers."""
+        wire = await Wire.connect(self._target.master)
+        for req_id in range(1, 21):
+            await wire.send(RpcCode.GET_FILESYSTEM_INFO, RequestStatus.RPC, req_id, -1)
+            await wire.receive()
+        await wire.aclose()
 
     def _payload(self, scenario: Scenario, line: GoldenFrame, message: Any, connection: Connection) -> bytes:
         """The data section of a request: as captured, or made up again as the captures' description says."""
