@@ -280,9 +280,9 @@ class BlockStore:
         if writing is not None and writing is generation:
             writing.streams -= 1
             if writing.streams == 0:
-                with suppress(OSError):  # a disk that does not tell: what was known last counts on
+                with suppress(OSError):  # what was known last counts on; what was to go goes with the next start
                     writing.size_bytes = self._size(self.writer_path(block_id)) or 0
-                self.remove_if_unowned(block_id)
+                    self.remove_if_unowned(block_id)
 
     def remove_if_unowned(self, block_id: int) -> None:
         """Remove a block that nobody is writing if no file owns it: :meth:`retire` leaves it to its writers."""

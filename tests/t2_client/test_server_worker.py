@@ -589,6 +589,53 @@ async def test_a_batch_that_ends_gives_back_what_it_did_not_name(pair: Pair) -> 
     assert (await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).reserved_bytes == 0
 
 
+class FailingDisk(RealDisk):
+    """A disk that says nothing of the files that writers fill, and moves none of them, once it is told to fail."""
+
+    failing = False
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> os.stat_result:
+        self._refuse(path)
+        return super().stat(path, follow_symlinks=follow_symlinks)
+
+    def rename(self, source: str, target: str) -> None:
+        self._refuse(source)
+        super().rename(source, target)
+
+    def _refuse(self, path: str) -> None:
+        if self.failing and "/staging/" in path:
+            raise OSError(errno.EIO, "broken")
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+async def test_all_streams_of_a_connection_end_with_it_on_a_disk_that_fails(tmp_path: Path, deleted: bool) -> None:
+    disk = FailingDisk()
+    run = partial(run_server, str(tmp_path / "p"), master_port=0, worker_port=0, world=replace(World.real(), disk=disk))
+    async with trio.open_nursery() as nursery:
+        server = await nursery.start(run)
+        async with paired(server) as pair:
+
+            async def reserved() -> int:
+                return int((await pair.master.call(RpcCode.GET_FILESYSTEM_INFO)).reserved_bytes)
+
+            async with connected(server.host, server.worker_port) as other:
+                blocks = [(await pair.new_block(f"/{index}"))[0].block for index in range(3)]
+                opened = pb.BlocksBatchWriteRequest(blocks=blocks, block_size=BLOCK, client_name="me")
+                code = RpcCode.WRITE_BLOCKS_BATCH
+                await other.exchange(code, RequestStatus.OPEN, encode(opened), req_id=9, seq_id=0)
+                assert await reserved() == 3 * BLOCK
+                if deleted:
+                    for index in range(3):
+                        await pair.master.delete(f"/{index}")
+                disk.failing = True
+            with trio.fail_after(5):
+                while await reserved():
+                    await trio.sleep(0.01)
+            disk.failing = False
+            await pair.written(b"served", "/after")
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_stream_whose_block_another_has_finished_cannot_change_it(pair: Pair) -> None:
     """A stream of a connection that its client has given up must not write into what readers have."""
     located, late = await pair.new_block()
