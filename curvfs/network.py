@@ -82,13 +82,22 @@ class Network(abc.ABC):
     def hostname(self) -> str:
         """This machine's own name."""
 
+    def send_datagram(self, address: str, content: bytes) -> None:
+        """One datagram to a Unix socket of this machine; ``@name`` is an abstract one. Raises ConnectFailed."""
+        raise ConnectFailed(f"There is no socket {address} here.")
+
 
 _PORT_MAX = 65535
 
 
+def host_port(host: str, port: int) -> str:
+    """``host:port`` for messages and URLs; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def cannot_connect(host: str, port: int, reason: str) -> ConnectFailed:
     """The error of every network for a connect that failed."""
-    return ConnectFailed(f"Cannot connect to {host}:{port}: {reason}.")
+    return ConnectFailed(f"Cannot connect to {host_port(host, port)}: {reason}.")
 
 
 def cannot_resolve(host: str, reason: str) -> ConnectFailed:
@@ -96,9 +105,17 @@ def cannot_resolve(host: str, reason: str) -> ConnectFailed:
     return ConnectFailed(f"The host name {host!r} cannot be resolved: {reason}.")
 
 
+_LISTEN_HINTS = {
+    errno.EADDRINUSE: "stop the program that has the port, or choose another port (0 picks a free one)",
+    errno.EACCES: "choose a port from 1024 up, or run with the right to use this one",
+    errno.EINVAL: "choose another port (0 picks a free one)",
+}
+
+
 def cannot_listen(host: str, port: int, reason: str, errno_: int) -> EnvironmentError_:
     """The error of every network for an address that cannot be had."""
-    return EnvironmentError_(f"Cannot listen on {host}:{port}: {reason}.", errno_=errno_)
+    hint = _LISTEN_HINTS.get(errno_, "choose an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them")
+    return EnvironmentError_(f"Cannot listen on {host_port(host, port)}: {reason}; {hint}.", errno_=errno_)
 
 
 def check_connect_port(host: str, port: int) -> None:
@@ -272,13 +289,14 @@ class SocketListener(Listener):
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
         self.host, self.port = sock.getsockname()[:2]
+        self._name = f"The listener on {host_port(self.host, self.port)}"
 
     async def accept(self) -> Stream:
         while True:
             try:
                 sock, address = await self._sock.accept()
             except trio.ClosedResourceError as error:
-                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: it was closed.") from error
+                raise ConnectionLost(f"{self._name} failed: it was closed.") from error
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     await trio.sleep(0.1)  # out of descriptors for now: clients wait in the backlog
@@ -286,8 +304,8 @@ class SocketListener(Listener):
                 if error.errno in (errno.ECONNABORTED, errno.EINTR, errno.EPROTO):
                     continue
                 reason = "it was closed" if error.errno == errno.EBADF else error.strerror or str(error)
-                raise ConnectionLost(f"The listener on {self.host}:{self.port} failed: {reason}.") from error
-            return SocketStream(sock, f"{address[0]}:{address[1]}")
+                raise ConnectionLost(f"{self._name} failed: {reason}.") from error
+            return SocketStream(sock, host_port(*address[:2]))
 
     async def aclose(self) -> None:
         self._sock.close()
@@ -313,7 +331,7 @@ class RealNetwork(Network):
                 sock.close()
                 raise
             else:
-                return SocketStream(sock, f"{host}:{port}")
+                return SocketStream(sock, host_port(host, port))
         raise cannot_connect(host, port, _reason(last) if last else "no address") from last
 
     async def listen(self, host: str, port: int) -> Listener:
@@ -336,3 +354,12 @@ class RealNetwork(Network):
 
     def hostname(self) -> str:
         return socket.gethostname()
+
+    def send_datagram(self, address: str, content: bytes) -> None:
+        name = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            try:
+                sock.settimeout(1.0)
+                sock.sendto(content, name)
+            except OSError as error:
+                raise ConnectFailed(f"Nobody takes datagrams at {address}: {_reason(error)}.") from error

@@ -1,4 +1,4 @@
-"""Mounting in the foreground and in the background, and the log of a mount.
+"""Mounting in the foreground and in the background.
 
 In the background a forked process mounts and serves; the one that was called returns when the mount answers, or raises
 the error that the other one met.
@@ -6,9 +6,9 @@ the error that the other one met.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-import logging.handlers
 import os
 import signal
 import sys
@@ -20,37 +20,15 @@ import trio
 from curvfs.errors import CurvfsError, EnvironmentError_, RemoteError, TransportError, UsageError
 from curvfs.world import World
 from mount import kernel
+from mount.logs import configure_logging
 from mount.options import MountOptions
 from mount.session import MountSource, run_mount
 
 log = logging.getLogger("curvfs.mount")
 
-_LOG_BYTES = 10 * 1024 * 1024
-_LOG_FILES = 3
-_LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 _BY_EXIT_CODE: dict[int, type[CurvfsError]] = {
     cls.exit_code: cls for cls in (CurvfsError, UsageError, EnvironmentError_, TransportError, RemoteError)
 }
-
-
-def configure_logging(log_file: str | None, *, debug: bool, quiet: bool = False) -> None:
-    """Log to a file that is turned over at 10 MiB, or to stderr, or (``quiet``) nowhere."""
-    handler: logging.Handler
-    if log_file is not None:
-        try:
-            handler = logging.handlers.RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES)
-        except OSError as error:
-            raise UsageError(f"The log file {log_file} cannot be written: {error.strerror}.") from error
-        os.chmod(log_file, 0o600)
-    elif quiet:
-        handler = logging.NullHandler()
-    else:
-        handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
-    logging.getLogger("pyfuse3").setLevel(logging.INFO if debug else logging.WARNING)
 
 
 def mount_in_foreground(
@@ -58,14 +36,10 @@ def mount_in_foreground(
     mountpoint: str,
     options: MountOptions,
     *,
-    log_file: str | None = None,
-    debug: bool = False,
     announce: Callable[[str, str], None] = lambda url, path: None,
 ) -> None:
     """Mount and serve until the mount ends. ``announce`` gets URL and mountpoint when it answers."""
-    configure_logging(log_file, debug=debug)
-    if log_file is None and not debug:
-        logging.getLogger().setLevel(logging.WARNING)
+    configure_logging(options)
     _run(source, mountpoint, options, announce)
 
 
@@ -87,14 +61,7 @@ def _leading(error: BaseException) -> BaseException:
     return next((each for each in inner if isinstance(each, CurvfsError)), inner[0])
 
 
-def mount_in_background(
-    source: MountSource,
-    mountpoint: str,
-    options: MountOptions,
-    *,
-    log_file: str | None = None,
-    debug: bool = False,
-) -> tuple[str, str, int]:
+def mount_in_background(source: MountSource, mountpoint: str, options: MountOptions) -> tuple[str, str, int]:
     """Start a process that mounts and serves; URL, mountpoint and process id once the mount answers.
 
     Raises what kept the other process from mounting."""
@@ -104,12 +71,12 @@ def mount_in_background(
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _serve_forked(source, mountpoint, options, log_file, debug, read_fd, write_fd)
+        _serve_forked(source, mountpoint, options, read_fd, write_fd)
     World.real().disk.close(write_fd)
     with open(read_fd, "rb") as pipe:
         said = pipe.read()
     if not said:
-        where = f"; {log_file} may say why" if log_file else "; with --log-file FILE it leaves a log"
+        where = f"; {options.log_file} may say why" if options.log_file else "; with --log-file FILE it leaves a log"
         raise EnvironmentError_(f"The mount of {mountpoint} ended before it was ready{where}.")
     message = json.loads(said)
     if "error" in message:
@@ -124,8 +91,6 @@ def _serve_forked(
     source: MountSource,
     mountpoint: str,
     options: MountOptions,
-    log_file: str | None,
-    debug: bool,
     read_fd: int,
     write_fd: int,
 ) -> NoReturn:
@@ -148,14 +113,14 @@ def _serve_forked(
         try:
             disk.close(read_fd)
             os.setsid()
-            source, log_file = _absolute(source), None if log_file is None else os.path.abspath(log_file)
+            source, options = _absolute(source), _with_absolute_files(options)
             mountpoint = os.path.abspath(mountpoint)
             os.chdir("/")
             nowhere = disk.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(nowhere, fd)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            configure_logging(log_file, debug=debug, quiet=True)
+            configure_logging(options, quiet=True)
             _run(source, mountpoint, options, ready)
             code = 0
         except CurvfsError as error:
@@ -172,3 +137,10 @@ def _serve_forked(
 
 def _absolute(source: MountSource) -> MountSource:
     return source if source.embedded is None else MountSource(embedded=os.path.abspath(source.embedded))
+
+
+def _with_absolute_files(options: MountOptions) -> MountOptions:
+    """The same files, wherever the working directory is going to be."""
+    names = ("log_file", "ready_file", "conf")
+    found = {name: os.path.abspath(getattr(options, name)) for name in names if getattr(options, name) is not None}
+    return dataclasses.replace(options, **found)

@@ -6,14 +6,16 @@ Works on nodes and store paths; knows nothing of pyfuse3. Errors are CurvfsError
 from __future__ import annotations
 
 import errno
+import stat as statmod
 from dataclasses import dataclass
 
-from curvfs.api import CurvineFileSystem, FileStatus
+from curvfs.api import CurvineFileSystem, FileKind, FileStatus
 from curvfs.errors import (
     CurvfsError,
     DirectoryNotEmpty,
     FileExists_,
     InvalidPath,
+    InvalidRequest,
     NameTooLong,
     NotFound,
     TransportError,
@@ -26,6 +28,12 @@ from mount.readers import Readers
 from mount.seal import STAGING_NAME
 
 MAX_NAME_BYTES = 255
+_SPECIAL_KINDS = {
+    statmod.S_IFIFO: FileKind.FIFO,
+    statmod.S_IFSOCK: FileKind.SOCKET,
+    statmod.S_IFCHR: FileKind.CHARACTER_DEVICE,
+    statmod.S_IFBLK: FileKind.BLOCK_DEVICE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,19 @@ class Naming:
         self._refuse_private(parent, name)
         path = self._table.path_of(parent, name)
         status = await self._fs.symlink(target, path, owner=caller.owner, group=caller.group)
+        parent.changes += 1
+        return self.seen(status, parent, name)
+
+    async def mknod(self, parent: Node, name: str, mode: int, device: int, caller: Caller) -> Node:
+        """A FIFO, a socket or a device node. The kernel itself serves it; here it is a name with attributes."""
+        self._check_reserved(parent, name)
+        if self._table.prefix_of(parent) is not None:
+            raise permission("Below a KV prefix there are files and directories only.")
+        kind = _SPECIAL_KINDS.get(statmod.S_IFMT(mode))
+        if kind is None:
+            raise InvalidRequest(f"Files of type {statmod.S_IFMT(mode):#o} are not known here.", kind=28)
+        path = self._table.path_of(parent, name)
+        status = await self._fs.mknod(path, kind, mode & 0o7777, device, owner=caller.owner, group=caller.group)
         parent.changes += 1
         return self.seen(status, parent, name)
 

@@ -172,7 +172,9 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         if not statmod.S_ISREG(mode):
-            raise CurvfsError("Special files cannot be made here.", errno_=errno.EPERM)
+            return self._entry(
+                await self.naming.mknod(self.table[parent_inode], decode_name(name), mode, rdev, self._caller(ctx))
+            )
         node = await self._create(parent_inode, name, mode, os.O_EXCL, ctx)
         handle = self.opening.created(node, os.O_RDONLY)
         try:

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from curvfs.errors import ConfigError
-from curvfs.units import parse_duration, parse_size
+from curvfs.units import MIB, parse_duration, parse_size
+from mount import curvine
 
 T = TypeVar("T")
 
 #: The KV prefix made in the mounted directory when nobody says otherwise.
 DEFAULT_KV_PATH = "kv"
+#: The directory at the root of a mount in which it tells of itself.
+DEFAULT_CONTROL_NAME = ".curvfs"
+LOG_TEXT, LOG_JSON = "text", "json"
 
 #: Words of mount(8) and fstab that concern others (or that are always so here); taken and left alone.
 # fmt: off
@@ -54,7 +58,12 @@ _DURATIONS = {
     "attr_timeout": "attr_timeout_s",
     "directory_timeout": "directory_timeout_s",
     "shutdown_timeout": "shutdown_timeout_s",
+    "slow_call": "slow_call_s",
 }
+_SIZES = {"read_ahead": "read_ahead_bytes", "log_size": "log_size_bytes"}
+_NUMBERS = {"max_background": "max_background", "log_keep": "log_keep"}
+_TEXTS = {"log_file": "log_file", "log_format": "log_format", "ready_file": "ready_file", "conf": "conf"}
+_SWITCHES = {"allow_other": "allow_other", "ro": "read_only", "debug": "debug"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +74,12 @@ class MountOptions:
     ``op_timeout_s`` bounds every request of the kernel. ``grace_s``: how long a private file of a KV prefix stays
     closed before it appears under its own name for everybody. The four cache times say how long the kernel may trust
     a name or attributes: of sealed objects, of ordinary files (their names never), and of directories.
-    ``shutdown_timeout_s`` bounds a clean end.
+    ``shutdown_timeout_s`` bounds a clean end. ``conf``: a cluster file to read settings from.
+
+    ``control_name``: the directory in which the mount tells of itself, None for none. ``metrics``: where Prometheus may
+    ask, as (host, port), None for nowhere. Calls that take longer than ``slow_call_s`` are kept for a look.
+    ``ready_file`` exists while the mount answers. ``log_file`` is turned over at ``log_size_bytes``, and ``log_keep``
+    old ones are kept; without it warnings go to stderr. ``log_format``: text, or json, one object a line.
     """
 
     kv_paths: tuple[str, ...] = (DEFAULT_KV_PATH,)
@@ -80,6 +94,16 @@ class MountOptions:
     shutdown_timeout_s: float = 8.0
     max_background: int = 256
     read_ahead_bytes: int = 1024 * 1024
+    conf: str | None = None
+    control_name: str | None = DEFAULT_CONTROL_NAME
+    metrics: tuple[str, int] | None = None
+    slow_call_s: float = 1.0
+    ready_file: str | None = None
+    log_file: str | None = None
+    log_format: str = LOG_TEXT
+    log_size_bytes: int = 10 * MIB
+    log_keep: int = 3
+    debug: bool = False
     kernel_words: tuple[str, ...] = ()
     client_settings: tuple[tuple[str, str], ...] = ()
 
@@ -91,6 +115,10 @@ class MountOptions:
         for name in ("op_timeout_s", "shutdown_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, or a lost server would hold callers for ever.")
+        if self.log_format not in (LOG_TEXT, LOG_JSON):
+            raise ConfigError(f"The log format {self.log_format!r} is not known; it is {LOG_TEXT} or {LOG_JSON}.")
+        if self.control_name is not None and (self.control_name in ("", ".", "..") or "/" in self.control_name):
+            raise ConfigError(f"control={self.control_name} is no name of a directory; name one, or off for none.")
         for path in self.kv_paths:
             parts = path.strip("/").split("/")
             if path != "." and any(part in ("", ".", "..") for part in parts):
@@ -100,32 +128,74 @@ class MountOptions:
 
     def with_words(self, words: Iterable[str]) -> MountOptions:
         """A copy with ``-o`` words applied; each item may hold several, separated by commas. Raises ConfigError."""
-        changes: dict[str, Any] = {}
-        kernel: list[str] = list(self.kernel_words)
-        client: list[tuple[str, str]] = list(self.client_settings)
+        taken = _Taken(self)
         for word in (word.strip() for item in words for word in item.split(",")):
-            name, equals, value = word.partition("=")
-            if not word or name in _IGNORED or name.startswith(("x-", "comment")):
-                continue
-            if name in _REFUSED:
-                raise ConfigError(f"-o {name} is refused: {_REFUSED[name]}.")
-            if name in _PASSED_ON:
-                kernel.append(name)
-            elif name == "allow_other":
-                changes["allow_other"] = True
-            elif name == "ro":
-                changes["read_only"] = True
-            elif not equals:
-                raise ConfigError(f"-o {name} is not an option of a curvfs mount; docs/mount.md lists them.")
-            elif name in _DURATIONS:
-                changes[_DURATIONS[name]] = _parsed(name, value, lambda text: parse_duration(text, bare_unit="s"))
-            elif name == "max_background":
-                changes["max_background"] = _whole(name, value)
-            elif name == "read_ahead":
-                changes["read_ahead_bytes"] = _parsed(name, value, parse_size)
-            else:
-                client.append((name, value))
-        return dataclasses.replace(self, kernel_words=tuple(kernel), client_settings=tuple(client), **changes)
+            if word:
+                taken.take(word)
+        return taken.options()
+
+
+class _Taken:
+    """Words as they are read one after the other."""
+
+    def __init__(self, options: MountOptions) -> None:
+        self._options = options
+        self._changes: dict[str, Any] = {}
+        self._kernel = list(options.kernel_words)
+        self._client = list(options.client_settings)
+        self._kv_paths: list[str] = []
+
+    def options(self) -> MountOptions:
+        if self._kv_paths:
+            self._changes["kv_paths"] = tuple(self._kv_paths)
+        return dataclasses.replace(
+            self._options,
+            kernel_words=tuple(self._kernel),
+            client_settings=tuple(self._client),
+            **self._changes,
+        )
+
+    def take(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if name in _IGNORED or name.startswith(("x-", "comment")):
+            return
+        if name in _REFUSED:
+            raise ConfigError(f"-o {name} is refused: {_REFUSED[name]}.")
+        if name in _PASSED_ON:
+            self._kernel.append(name)
+        elif name in _SWITCHES and not equals:
+            self._changes[_SWITCHES[name]] = True
+        elif name == "no_kv" and not equals:
+            self._changes["kv_paths"] = ()
+        elif self._ours(name, value) if equals else False:
+            pass
+        elif (theirs := curvine.word_for(name, value if equals else None)) is not None:
+            for each in theirs:
+                self.take(each)
+        elif not equals:
+            raise ConfigError(f"-o {name} is not an option of a curvfs mount; docs/mount.md lists them.")
+        else:
+            self._client.append((name, value))
+
+    def _ours(self, name: str, value: str) -> bool:
+        """Take a word with a value; False when it is not one of the mount's own."""
+        if name in _DURATIONS:
+            self._changes[_DURATIONS[name]] = _parsed(name, value, lambda text: parse_duration(text, bare_unit="s"))
+        elif name in _SIZES:
+            self._changes[_SIZES[name]] = _parsed(name, value, parse_size)
+        elif name in _NUMBERS:
+            self._changes[_NUMBERS[name]] = _whole(name, value)
+        elif name in _TEXTS:
+            self._changes[_TEXTS[name]] = value
+        elif name == "kv":
+            self._kv_paths.append(value)
+        elif name == "control":
+            self._changes["control_name"] = None if value == "off" else value
+        elif name == "metrics":
+            self._changes["metrics"] = _address(value)
+        else:
+            return False
+        return True
 
 
 def _parsed(name: str, value: str, parse: Callable[[str], T]) -> T:
@@ -139,3 +209,11 @@ def _whole(name: str, value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 65535:
         raise ConfigError(f"-o {name}={value} is not a whole number from 1 to 65535.")
     return int(value)
+
+
+def _address(value: str) -> tuple[str, int]:
+    """``host:port``, ``:port`` or ``port`` of this machine; without a host the loopback address."""
+    host, _, port = value.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"-o metrics={value} is not host:port; write it like 127.0.0.1:9003.")
+    return (host.strip("[]") or "127.0.0.1"), int(port)

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from curvfs.api import CurvineFileSystem, FileWriter
+from curvfs.api import CurvineFileSystem, FileStatus, FileWriter
 from curvfs.errors import CurvfsError, FileExists_, NotFound, TransportError
 from mount.handles import Handles, NodeWriter
 from mount.inodes import Node, NodeTable
@@ -215,7 +215,7 @@ class Publisher:
             # Pages that a mapping made dirty belong to what is published; afterwards nothing reaches it any more.
             await self._world.threads.run(self._kernel.write_back, node.id, abandon_on_cancel=True)
         await self.settle(private)
-        await self.replace(self._table.path(node), target, replace=replace)
+        await self.replace(self._table.path(node), target, replace=replace, fresh=node.status)
         self._published(private, target)
         self.counters["published"] += 1
         if node.writers:
@@ -228,12 +228,13 @@ class Publisher:
         self.forget_alias(target)
         return node
 
-    async def replace(self, source: str, target: Place, *, replace: bool) -> None:
-        """Rename in the store onto a name; handles that are open on what stood there go on working."""
+    async def replace(self, source: str, target: Place, *, replace: bool, fresh: FileStatus | None = None) -> None:
+        """Rename in the store onto a name; handles that are open on what stood there go on working. ``fresh``: what
+        the store said of the source, when it is a private file: nobody else moves it."""
         there = self._table.child(*target)
         kept = await self.keep_open(there) if there is not None and replace else None
         try:
-            await self._fs.rename(source, self._table.path_of(*target), replace=replace)
+            await self._rename(source, target, replace=replace, fresh=fresh if there is None else None)
         except BaseException:
             if kept is not None:
                 with trio.move_on_after(1.0, shield=True):
@@ -243,6 +244,19 @@ class Publisher:
             self._table.unname(there, *target)
             there.away = kept
             await self._readers.forgotten(there)
+
+    async def _rename(self, source: str, target: Place, *, replace: bool, fresh: FileStatus | None) -> None:
+        """One call for a private file that goes to a name where nothing is known to be; else as the client does it,
+        which looks at both names first."""
+        path = self._table.path_of(*target)
+        if fresh is not None and fresh.path == source:
+            try:
+                await self._fs.publish(fresh, path)
+                return
+            except FileExists_:
+                if not replace:
+                    raise
+        await self._fs.rename(source, path, replace=replace)
 
     async def settle(self, private: PrivateFile) -> None:
         """Publish the bytes of a private file under its staging name. Raises what a write to it raised."""
@@ -307,7 +321,7 @@ class Publisher:
                 await self.settle(private)
                 source, target = self._table.path(private.node), self._table.path_of(parent, name)
                 try:
-                    await self._fs.rename(source, target, replace=False)
+                    await self._rename(source, place, replace=False, fresh=private.node.status)
                 except FileExists_:
                     there = await self._fs.stat(target)
                     if not there.is_file or is_sealed(there.xattrs, parent.file_id, name):

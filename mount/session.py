@@ -28,6 +28,7 @@ from curvfs.world import Disk, World
 from mount import kernel
 from mount.inodes import NodeTable
 from mount.options import DEFAULT_KV_PATH, MountOptions
+from mount.readiness import Readiness
 from mount.scratch import BEAT_INTERVAL_S, DEAD_AFTER_S, Scratch
 from mount.seal import KV_XATTR, is_prefix
 
@@ -79,6 +80,8 @@ async def run_mount(
         _refuse_overlap(source.embedded, path)
     kernel.check_fuse(disk, allow_other=options.allow_other)
     kernel.check_mountpoint(disk, path)
+    readiness = Readiness(world, options.ready_file)
+    readiness.prepare()
     async with AsyncExitStack() as stack:
         server: EmbeddedServer | None = None
         if source.embedded is not None:
@@ -91,13 +94,13 @@ async def run_mount(
         fs = await stack.enter_async_context(open_filesystem(config.with_overrides(root="/"), world=world))
         table = await _prepare(fs, config.root, options)
         url = f"curvine://{config.masters_text}{config.root}"
-        await _Session(fs, table, options, path, url, server).serve(on_ready)
+        await _Session(fs, table, options, path, url, server, readiness).serve(on_ready)
 
 
 def _configured(url: str, options: MountOptions) -> ClientConfig:
     """The client's settings: its deadlines end before the handlers' do, so that callers get the better errno."""
     patience_s = max(0.1, options.op_timeout_s * 0.8)
-    config = parse_url(url).with_overrides(**dict(options.client_settings))
+    config = parse_url(url, file=options.conf).with_overrides(**dict(options.client_settings))
     return config.with_overrides(
         rpc_timeout_s=min(config.rpc_timeout_s, patience_s),
         data_timeout_s=min(config.data_timeout_s, patience_s),
@@ -219,6 +222,7 @@ class _Session:
         path: str,
         url: str,
         server: EmbeddedServer | None,
+        readiness: Readiness,
     ) -> None:
         from mount.operations import Operations
 
@@ -228,6 +232,7 @@ class _Session:
         self._path = path
         self._url = url
         self._server = server
+        self._readiness = readiness
         self._initialised = trio.Event()
         self._stop = trio.Event()
         self._ended = trio.Event()
@@ -248,6 +253,7 @@ class _Session:
                         nursery.start_soon(self._steadily, task)
                     async with _pulse():
                         await self._stop.wait()
+                        self._readiness.stopping()
                         await self._leave()
                     nursery.cancel_scope.cancel()
             finally:
@@ -306,6 +312,7 @@ class _Session:
             max_background=self._options.max_background,
         )
         log.info("Mounted %s on %s.", self._url, self._path)
+        self._readiness.ready(self._url, self._path)
         try:
             on_ready(self._url, self._path)
         except OSError as error:
@@ -326,6 +333,8 @@ class _Session:
         )
         if self._server is not None:
             tasks.append(self._watch)
+        if self._readiness.watchdog_s:
+            tasks.append(self._say_alive)
         return tasks
 
     async def _steadily(self, task: Callable[[], Awaitable[float]]) -> None:
@@ -365,6 +374,10 @@ class _Session:
             if status.is_dir and is_prefix(status):
                 places.append(publisher.scratch(table.bind(status, table.root, status.name)))
         return [*places, *(one for one in publisher.scratches() if one not in places)]
+
+    async def _say_alive(self) -> float:
+        self._readiness.alive()
+        return self._readiness.watchdog_s
 
     async def _watch(self) -> float:
         assert self._server is not None

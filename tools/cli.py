@@ -9,11 +9,12 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import configcmd, demo, mountcmd, serve, wirecmd
+from tools import configcmd, demo, mountcmd, mounthelper, serve, wirecmd
 
 app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
 mountcmd.register(app)
+mounthelper.register(app)
 demo.register(app)
 configcmd.register(app)
 app.add_typer(wirecmd.app, name="wire")

@@ -8,14 +8,16 @@ import typer
 
 from curvfs.errors import UsageError
 from curvfs.world import World
+from mount import curvine
 from mount.background import mount_in_background, mount_in_foreground
-from mount.options import DEFAULT_KV_PATH, MountOptions
+from mount.options import DEFAULT_KV_PATH, LOG_JSON, LOG_TEXT, MountOptions
 from mount.session import MountSource, unmount_command
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(mount)
+    # Flags that nobody declared here may be those of Curvine's own mount: mount.curvine reads them.
+    app.command(context_settings={"ignore_unknown_options": True})(mount)
     app.command()(umount)
 
 
@@ -54,38 +56,72 @@ def mount(
     log_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log there, turned over at 10 MiB. Default: stderr, warnings.")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar=f"{LOG_TEXT}|{LOG_JSON}", help="Lines for people, or one JSON object a line.")
+    ] = None,
+    ready_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file that is there for as long as the mount answers.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Let Prometheus ask there; without a host on the loopback address."),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Where the mount tells of itself; off for nowhere. Default: .curvfs."),
+    ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("-o", metavar="NAME=VALUE,...", help="More options, as in fstab; docs/mount.md lists them."),
+        typer.Option(
+            "-o", "--options", metavar="NAME=VALUE,...", help="More options, as in fstab; docs/mount.md lists them."
+        ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log every error that a request ran into.")] = False,
 ) -> None:
     """Mount a pool. Ctrl-C, SIGTERM or curvfs umount ends it."""
+    asked = curvine.read_command_line(targets)
     if kv and no_kv:
         raise UsageError("--kv names KV prefixes and --no-kv wants none; give one of them.")
-    if len(targets) != (1 if embedded is not None else 2):
+    if len(asked.targets) != (1 if embedded is not None else 2):
         raise UsageError(
             "Give a URL and a mountpoint, as in curvfs mount curvine://host:8995/ /mnt/pool, or a mountpoint with "
             "--embedded DIR."
         )
-    source = MountSource(url=targets[0] if embedded is None else None, embedded=embedded)
-    words = list(option or ())
-    if client_hostname is not None:
-        words.append(f"client_hostname={client_hostname}")
+    source = MountSource(url=asked.targets[0] if embedded is None else None, embedded=embedded)
     options = MountOptions(
         kv_paths=() if no_kv else tuple(kv) if kv else (DEFAULT_KV_PATH,),
         allow_other=allow_other,
         read_only=read_only,
-    ).with_words(words)
+        ready_file=ready_file,
+        log_file=log_file,
+        log_format=log_format or LOG_TEXT,
+        debug=debug,
+    ).with_words(
+        [
+            *asked.words,
+            *(option or ()),
+            *(
+                f"{name}={value}"
+                for name, value in (
+                    ("client_hostname", client_hostname),
+                    ("metrics", metrics),
+                    ("control", control),
+                )
+                if value is not None
+            ),
+        ]
+    )
+    if asked.left_alone:
+        typer.echo(f"Left alone, for they mean nothing here: {', '.join(asked.left_alone)}.", err=True)
     if background:
-        url, path, pid = mount_in_background(source, targets[-1], options, log_file=log_file, debug=debug)
+        url, path, pid = mount_in_background(source, asked.targets[-1], options)
         typer.echo(f"Mounted {url} on {path} (pid {pid}).")
         return
 
     def announce(url: str, path: str) -> None:
         typer.echo(f"Mounted {url} on {path}; Ctrl-C unmounts it.")
 
-    mount_in_foreground(source, targets[-1], options, log_file=log_file, debug=debug, announce=announce)
+    mount_in_foreground(source, asked.targets[-1], options, announce=announce)
 
 
 def umount(
