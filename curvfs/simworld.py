@@ -53,6 +53,8 @@ _SHOWN_EVENTS = 30
 class SimThreads(Threads):
     """Worker threads that are none: everything runs inline."""
 
+    inline = True
+
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._random = process.universe.rng(f"threads/{process!r}")

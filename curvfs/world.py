@@ -120,6 +120,9 @@ class Threads(abc.ABC):
     to a pool through :meth:`pool` behaves the same, only in one order per seed.
     """
 
+    #: Whether :meth:`start` runs a function to its end at once, so that one without an end must not be started.
+    inline = False
+
     @abc.abstractmethod
     async def run(self, function: Callable[[*Ts], T], *args: *Ts, abandon_on_cancel: bool = False) -> T:
         """Run a blocking function in a worker thread and wait for it in a trio task."""

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from curvfs.errors import CurvfsError
+from curvfs.histogram import Histogram
 from curvfs.world import World
 from kvstore.results import TROUBLE, Miss, Result
 
@@ -25,7 +26,9 @@ class Stats:
     moves bytes, and why that. ``resharded``: pages put together from objects of other shards. ``loans_copied``: pages
     whose memory could not be read into, and were copied. ``read_again``: objects that looked damaged and were sound
     when they were read by another path; ``quarantined``: those that were not. ``failing_puts``: how many puts in a row
-    have failed up to now (0: healthy). ``last_error``: the last trouble.
+    have failed up to now (0: healthy). ``last_error``: the last trouble. ``latencies``: of ``put`` and ``get`` per page
+    that was stored or delivered, from the call to its result, and of ``lookup`` per call
+    (:meth:`curvfs.histogram.Histogram.summary`).
     """
 
     backend: str
@@ -58,6 +61,7 @@ class Stats:
     read_again: int
     quarantined: int
     last_error: str
+    latencies: dict[str, dict[str, float]]
 
 
 class Counters:
@@ -74,8 +78,9 @@ class Counters:
         self.put_failures: Counter[str] = Counter()
         self.get_misses: Counter[str] = Counter()
         self.last_error = ""
+        self._latencies = {"put": Histogram(), "get": Histogram(), "lookup": Histogram()}
 
-    def put_done(self, result: Result, error: CurvfsError | None) -> None:
+    def put_done(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
         with self._lock:
             if isinstance(result, Miss):
                 self.put_failures[result.value] += 1
@@ -84,25 +89,36 @@ class Counters:
                 self.puts += 1
                 self.put_bytes += result
                 self.failing_puts = 0
+                self._latencies["put"].record_s(elapsed_s)
         self._note("put", result, error)
 
-    def get_done(self, result: Result, error: CurvfsError | None) -> None:
+    def get_done(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
         with self._lock:
             if isinstance(result, Miss):
                 self.get_misses[result.value] += 1
             else:
                 self.gets += 1
                 self.get_bytes += result
+                self._latencies["get"].record_s(elapsed_s)
         self._note("get", result, error)
 
     def existed(self) -> None:
         with self._lock:
             self.puts_existing += 1
 
-    def looked_up(self, pages: int) -> None:
+    def looked_up(self, pages: int, elapsed_s: float) -> None:
         with self._lock:
             self.lookups += 1
             self.lookup_pages += pages
+            self._latencies["lookup"].record_s(elapsed_s)
+
+    def latencies(self) -> dict[str, Histogram]:
+        """Copies, by call, that no longer change."""
+        copies = {name: Histogram() for name in self._latencies}
+        with self._lock:
+            for name, copy in copies.items():
+                copy.add(self._latencies[name])
+        return copies
 
     def swept_some(self, count: int) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Every process started by the tests carries a mark in its environment, however it detached itself."""
     mark = str(uuid.uuid4())
     os.environ[_MARK] = mark
+    os.environ["CURVFS_RUN_DIR"] = str(tmp_path_factory.mktemp("run"))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # run under nohup or not, what the tests start hears it
     yield
     mounted = [point for point in _mountpoints() if point.startswith(str(tmp_path_factory.getbasetemp()))]
