@@ -99,7 +99,7 @@ class Loader:
         slab = self.slab(page, self._slabs)
         try:
             start = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
-            if not page.transfer.claim(page.index):
+            if not claimed(page):
                 return None
             page.plan.unpack(slab, start)
         finally:
@@ -133,6 +133,8 @@ class Loader:
                     lambda reader: self._read_whole(page, reader, slab),
                 )
                 if start is not None:
+                    if not page.plan.wait_ready(page.transfer.left_s):
+                        raise Refused(Miss.DEADLINE, f"The device was not done with the memory of {page.name} in time.")
                     page.plan.unpack(slab, start)
             finally:
                 page.transfer.give_back()
@@ -151,7 +153,7 @@ class Loader:
         slab = self.slab(page, self._slabs)
         try:
             start = self._judged(page, lambda reader: self._read_range(page, reader, slab, low, high))
-            if not page.transfer.claim(page.index):
+            if not claimed(page):
                 return None
             page.plan.unpack_range(slab, start, low, high)
             page.next_layer += 1
@@ -171,7 +173,7 @@ class Loader:
         try:
             for source in located.sources:
                 self._gather(page, source, whole)
-            if not page.transfer.claim(page.index):
+            if not claimed(page):
                 return None
             if page.form is Form.VIEW:
                 page.transfer.views[page.index] = PageView(whole, 0, self._layout, release)
@@ -347,6 +349,12 @@ def check_object(page: Page, header: ObjectHeader, layout: ObjectLayout, *, code
     if (header.table if plain else header.metadata.get("tensors", "").encode()) != layout.table:
         difference = _difference(layout, header) if plain else "holds other tensors"
         raise Refused(Miss.MISMATCH, f"{page.name} {difference}.")
+
+
+def claimed(page: Page) -> bool:
+    """May the caller's memory be touched, now that its device is done with it? Then the page must be settled."""
+    page.plan.wait_ready(page.transfer.left_s)  # not in time: the claim tells
+    return page.transfer.claim(page.index)
 
 
 def close_reader(page: Page) -> None:

@@ -10,6 +10,7 @@ from curvfs.errors import ConfigError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Direct
 from kvstore.codecs import codec_named
+from kvstore.devices import CudaDevices, Devices
 from kvstore.engine.base import Engine
 from kvstore.engine.uring import probed_engine
 from kvstore.geometry import Geometry
@@ -35,6 +36,7 @@ def open(
     codec: Literal["none", "zstd"] = "none",
     staging_expiry_s: float = 600.0,
     lease_s: float = 30.0,
+    devices: Devices | None = None,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
@@ -54,6 +56,7 @@ def open(
     * ``codec``: ``zstd`` compresses what is put, where that makes it shorter; any store reads it, as a whole.
     * ``staging_expiry_s``: age at which another process's silent staging directory is taken for dead.
     * ``lease_s``: how long a ``lookup`` keeps what it promised from those who evict, and may be repeated unasked.
+    * ``devices``: where tensors may lie that are not in host memory; the GPUs that torch knows unless said otherwise.
 
     Raises ConfigError, EnvironmentError_, TransportError.
     """
@@ -95,6 +98,7 @@ def open(
             moving,
             chain,
             geometry,
+            url=url,
             timeout_s=timeout_s,
             lookup_timeout_s=lookup_timeout_s,
             max_queued=max_queued,
@@ -103,6 +107,7 @@ def open(
             engine_reason=engine_reason,
             reshard_from=reshard_from,
             codec=packer,
+            devices=devices or CudaDevices(world),
         )
     except BaseException:
         moving.close(1.0)
@@ -164,7 +169,7 @@ def _open_backend(
     staging_expiry_s: float,
     lease_s: float,
 ) -> Backend:
-    scheme = url.partition("://")[0].lower()
+    scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""  # anything else is refused below
     if scheme == "file":
         from kvstore.backends.posix import PosixBackend
 

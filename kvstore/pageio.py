@@ -11,7 +11,7 @@ from kvstore.backends.base import Backend, Found, ObjectWriter
 from kvstore.codecs import Zstd
 from kvstore.geometry import MAX_UNIT_BYTES
 from kvstore.header import ALIGNMENT_BYTES, MAX_HEADER_BYTES, BadObject, ObjectLayout
-from kvstore.loading import Loader
+from kvstore.loading import Loader, claimed
 from kvstore.page import Page
 from kvstore.reshard import Resharder
 from kvstore.results import Miss, Refused, Result, miss_of
@@ -80,7 +80,7 @@ class PageIO:
         layout = self._layout
         slab = self.loader.slab(page, self.slabs)
         try:
-            if not page.transfer.claim(page.index):
+            if not claimed(page):
                 return None
             try:
                 page.plan.pack(slab, layout.header_bytes)

@@ -1,5 +1,7 @@
 """Callers' memory: torch tensors, numpy arrays, buffers and ``(address, nbytes)``, checked first and copied later.
 
+Tensors of a page lie in host memory or on one device; those on a device are copied as kvstore.devices says.
+
 A *segment list* is one page's pieces in memory. Either every piece is a tensor or array, one for each tensor of the
 geometry, of its dtype and shape (strides are free); or every piece is plain bytes (a buffer, a flat ``uint8`` array,
 or an address), and their concatenation is the page's payload. Nothing is copied before everything was checked.
@@ -11,10 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from curvfs.errors import UsageError
+from curvfs.world import Clock
+from kvstore.devices import Device, DevicePieces, Devices, Event, wait_until
 from kvstore.geometry import TensorSpec
 from kvstore.header import ObjectLayout
 from kvstore.slabs import Slab
@@ -61,15 +65,35 @@ class PagePlan:
     Holds the pieces alive until it is dropped. :meth:`pack` and :meth:`unpack` run in an I/O thread.
     """
 
-    __slots__ = ("_arrays", "_held", "_moves", "_tensors")
+    __slots__ = ("_arrays", "_clock", "_device", "_held", "_moves", "_tensors")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         #: (address, offset in the data, bytes); neighbours merged.
         self._moves: list[tuple[int, int, int]] = []
-        #: Strided numpy arrays and torch tensors, or tensors on a device, with their place.
+        #: Strided numpy arrays and torch tensors with their place.
         self._arrays: list[tuple[Any, int, int]] = []
         self._tensors: list[tuple[Any, int, int]] = []
         self._held: list[Any] = []
+        self._device: DevicePieces | None = None
+
+    @property
+    def device(self) -> Device | None:
+        """Where pieces lie that are not in host memory."""
+        return None if self._device is None else self._device.device
+
+    def marked(self, mark: Event) -> None:
+        """Where the caller's stream on :attr:`device` was when the page was handed over."""
+        if self._device is not None:
+            self._device.mark = mark
+
+    def ready(self) -> bool:
+        """Is the caller's device done with the memory? Raises CurvfsError when it failed."""
+        return self._device is None or self._device.ready()
+
+    def wait_ready(self, left_s: Callable[[], float]) -> bool:
+        """Wait for that as long as there is time left."""
+        return wait_until(self._clock, self.ready, left_s)
 
     def add_memory(self, held: Any, address: int, offset: int, size_bytes: int) -> None:
         self._held.append(held)
@@ -90,13 +114,35 @@ class PagePlan:
         if size_bytes:
             self._tensors.append((tensor, offset, size_bytes))
 
+    def add_device_tensor(self, device: Device, tensor: Any, offset: int, size_bytes: int) -> None:
+        """Raises UsageError for a second device."""
+        if self._device is None:
+            self._device = DevicePieces(device)
+        if self._device.device is not device:
+            raise UsageError(
+                f"A page's tensors lie on {self._device.device.name} and on {device.name}; pass those of one device."
+            )
+        if size_bytes:
+            self._device.pieces.append((tensor, offset, size_bytes))
+
     def drop(self) -> None:
         """Let go of the caller's memory."""
+        self._device = None
         for pieces in (self._moves, self._arrays, self._tensors, self._held):
             pieces.clear()
 
     def pack(self, slab: Slab, start: int) -> None:
         """Copy the page into a slab whose data begin at ``start``."""
+        device, event = self._device, None
+        if device is not None:
+            event = device.begin(slab, start, low=0, high=sys.maxsize, to_host=True)
+        try:
+            self._pack_host(slab, start)
+        finally:
+            if device is not None:
+                device.finish(self._clock, event, slab)
+
+    def _pack_host(self, slab: Slab, start: int) -> None:
         base = slab.address + start
         for address, offset, size_bytes in self._moves:
             _memmove(base + offset, address, size_bytes)
@@ -113,6 +159,16 @@ class PagePlan:
 
     def unpack_range(self, slab: Slab, start: int, low: int, high: int) -> None:
         """Copy out the data from ``low`` to ``high``, whole tensors; those at ``low`` lie at ``start`` in the slab."""
+        device, event = self._device, None
+        if device is not None:
+            event = device.begin(slab, start - low, low=low, high=high, to_host=False)
+        try:
+            self._unpack_host(slab, start, low, high)
+        finally:
+            if device is not None:
+                device.finish(self._clock, event, slab)
+
+    def _unpack_host(self, slab: Slab, start: int, low: int, high: int) -> None:
         base = slab.address + start - low
         for address, offset, size_bytes in self._moves:
             begin, end = max(offset, low), min(offset + size_bytes, high)
@@ -131,7 +187,7 @@ class PagePlan:
     def pieces(self, data_bytes: int, alignment_bytes: int) -> list[memoryview] | None:
         """The caller's memory as views that cover all data of the object in order, for reading straight into them;
         None where that cannot be: strided pieces, padding between tensors, or addresses that direct I/O refuses."""
-        if self._arrays or self._tensors:
+        if self._arrays or self._tensors or self._device is not None:
             return None
         views, at = [], 0
         for address, offset, size_bytes in sorted(self._moves, key=lambda move: move[1]):
@@ -152,13 +208,13 @@ def _tensor_in(slab: Slab, like: Any, at: int, size_bytes: int) -> Any:
     return torch.frombuffer(slab.view, dtype=torch.uint8, count=size_bytes, offset=at).view(like.dtype).view(like.shape)
 
 
-def plan_page(pieces: Any, layout: ObjectLayout, *, writable: bool) -> PagePlan:
+def plan_page(pieces: Any, layout: ObjectLayout, *, writable: bool, clock: Clock, devices: Devices) -> PagePlan:
     """Check one page's segment list (a sequence of pieces, or one piece alone). Raises UsageError, copies nothing."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if not isinstance(pieces, list | tuple) or _is_address(pieces):
         pieces = [pieces]
     typed = [piece for piece in pieces if _is_typed(piece, torch, numpy)]
-    plan = PagePlan()
+    plan = PagePlan(clock)
     if not typed:
         _plan_bytes(plan, pieces, layout, writable)
         return plan
@@ -166,7 +222,7 @@ def plan_page(pieces: Any, layout: ObjectLayout, *, writable: bool) -> PagePlan:
         raise UsageError(f"A page has {len(layout.tensors)} tensors, not {len(pieces)}; pass one piece for each.")
     for piece, (spec, offset) in zip(pieces, layout.tensors, strict=True):
         if torch is not None and isinstance(piece, torch.Tensor):
-            _plan_tensor(plan, piece, spec, offset, writable, torch)
+            _plan_tensor(plan, piece, spec, offset, writable, torch, devices)
         elif numpy is not None and isinstance(piece, numpy.ndarray):
             _plan_array(plan, piece, spec, offset, writable)
         else:
@@ -239,19 +295,25 @@ def _wrong(spec: TensorSpec, dtype: str, shape: tuple[int, ...]) -> UsageError:
     )
 
 
-def _plan_tensor(plan: PagePlan, tensor: Any, spec: TensorSpec, offset: int, writable: bool, torch: Any) -> None:
+def _plan_tensor(
+    plan: PagePlan, tensor: Any, spec: TensorSpec, offset: int, writable: bool, torch: Any, devices: Devices
+) -> None:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if dtype != spec.dtype.name or shape != spec.shape:
         raise _wrong(spec, dtype, shape)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise UsageError(f"The piece given for {spec.name} is {tensor.layout} on {tensor.device}; pass a strided one.")
     tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
+    device = devices.of(tensor)
+    if device is None and tensor.is_contiguous() and not tensor.is_neg():
         plan.add_memory(tensor, tensor.data_ptr(), offset, spec.size_bytes)
         return
     if writable and any(size > 1 and stride == 0 for size, stride in zip(shape, tensor.stride(), strict=True)):
         raise UsageError(f"The tensor to read {spec.name} into repeats its memory (expand); pass one that has its own.")
-    plan.add_tensor(tensor, offset, spec.size_bytes)
+    if device is None:
+        plan.add_tensor(tensor, offset, spec.size_bytes)
+    else:
+        plan.add_device_tensor(device, tensor, offset, spec.size_bytes)
 
 
 def _plan_array(plan: PagePlan, array: Any, spec: TensorSpec, offset: int, writable: bool) -> None:

@@ -18,14 +18,20 @@ from curvfs.world import World
 #: one request of it.
 _WORTH_HUGE_BYTES = 256 << 10
 _HUGE_BYTES = 2 << 20
+#: Lost slabs whose memory is kept, for a device that may yet write to it.
+_LOST_KEPT = 64
 
 
 class Slab:
     """``size_bytes`` bytes of page-aligned memory: ``view`` for Python, ``address`` for copies that release the GIL."""
 
-    __slots__ = ("_map", "address", "size_bytes", "view")
+    __slots__ = ("__weakref__", "_map", "address", "lost", "pinned", "size_bytes", "view")
 
     def __init__(self, size_bytes: int) -> None:
+        #: Whether it is page-locked for copies to and from a device; None while nobody asked for that.
+        self.pinned: bool | None = None
+        #: A copy failed that may still write to it: not to be used again.
+        self.lost = False
         self.size_bytes = align_up(size_bytes, mmap.PAGESIZE)
         huge = self.size_bytes >= _WORTH_HUGE_BYTES
         # Room to begin where a huge page does; what is not touched takes no memory.
@@ -60,6 +66,7 @@ class SlabPool:
         self.in_use = 0
         self._clock = world.clock
         self._free: list[Slab] = []
+        self._lost: list[Slab] = []
         self._changed = world.threads.condition()
 
     def acquire(self, timeout_s: float) -> Slab | None:
@@ -83,7 +90,8 @@ class SlabPool:
     def release(self, slab: Slab) -> None:
         with self._changed:
             self.in_use -= 1
-            self._free.append(slab)
+            (self._lost if slab.lost else self._free).append(slab)
+            del self._lost[:-_LOST_KEPT]
             self._changed.notify()
 
     def close(self) -> None:

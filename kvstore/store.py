@@ -7,18 +7,20 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
 from curvfs import __version__
 from curvfs.errors import CurvfsError, UsageError
+from curvfs.metrics import Family
 from curvfs.world import World
 from kvstore.asking import Answer, Ask, Asker
 from kvstore.backends.base import Backend, Found
 from kvstore.codecs import Zstd
 from kvstore.completions import Completions
+from kvstore.devices import Device, Devices
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import ObjectLayout
@@ -26,6 +28,7 @@ from kvstore.inventory import Inventory, Listing, Usage
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
 from kvstore.known import KnownPages
+from kvstore.metrics import OPEN, families
 from kvstore.page import Form, Page
 from kvstore.pageio import PageIO
 from kvstore.reshard import Resharded, Resharder
@@ -33,6 +36,7 @@ from kvstore.results import Miss, miss_of
 from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
 from kvstore.transfer import Transfer
+from kvstore.watch import Watch
 
 logger = logging.getLogger("kvstore")
 
@@ -69,6 +73,7 @@ class KVStore:
         chain: KeyChain,
         geometry: Geometry,
         *,
+        url: str,
         timeout_s: float,
         lookup_timeout_s: float,
         max_queued: int,
@@ -77,11 +82,14 @@ class KVStore:
         engine_reason: str,
         reshard_from: Sequence[int],
         codec: Zstd | None,
+        devices: Devices,
     ) -> None:
         self._world = world
+        self._url = url
         self._backend = backend
         self._engine = engine
         self._engine_reason = engine_reason
+        self._devices = devices
         self._chain = chain
         self._timeout_s = timeout_s
         self._lookup_timeout_s = lookup_timeout_s
@@ -112,6 +120,8 @@ class KVStore:
         self._swept_s = world.clock.monotonic_s()
         self.geometry = geometry
         engine.submit(self._sweep_quietly)
+        OPEN.add(self)
+        self._watch = Watch(world, self._described)
 
     # ------------------------------------------------------------------------------------------------------- keys
 
@@ -162,6 +172,7 @@ class KVStore:
         """
         self._guard()
         self._names(keys)
+        started_s = self._world.clock.monotonic_s()
         ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
         own = self.geometry.shard
         shards = own.all() if every_shard else [own]
@@ -178,7 +189,7 @@ class KVStore:
             if step == 0:
                 break
             step = min(2 * step, _LAST_ROUND)
-        self._counters.looked_up(pages)
+        self._counters.looked_up(pages, self._world.clock.monotonic_s() - started_s)
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
 
     def _found(
@@ -251,7 +262,7 @@ class KVStore:
         """Load pages into buffers of the store; returns at once. ``transfer.views[i]`` is the page, once it has its
         result: verified, read-only, and to be released. At most ``depth`` views
         can be out; more are ``Miss.BUSY``. Raises UsageError."""
-        return self._get(keys, [PagePlan() for _ in keys], lookup, timeout_s, Form.VIEW)
+        return self._get(keys, [PagePlan(self._world.clock) for _ in keys], lookup, timeout_s, Form.VIEW)
 
     def completions(self) -> Completions:
         """A queue of finished transfers with a file descriptor to poll."""
@@ -277,7 +288,17 @@ class KVStore:
         self._guard()
         if len(keys) != len(segments):
             raise UsageError(f"{len(keys)} keys came with {len(segments)} segment lists; pass one list for each key.")
-        return [plan_page(pieces, self._layout, writable=writable) for pieces in segments]
+        where: dict[str, Any] = {"writable": writable, "clock": self._world.clock, "devices": self._devices}
+        plans = [plan_page(pieces, self._layout, **where) for pieces in segments]
+        marked: dict[Device, builtins.list[PagePlan]] = {}
+        for plan in plans:
+            if plan.device is not None:
+                marked.setdefault(plan.device, []).append(plan)
+        for device, pages in marked.items():
+            mark = device.mark()
+            for plan in pages:
+                plan.marked(mark)
+        return plans
 
     def _begin(
         self,
@@ -291,11 +312,13 @@ class KVStore:
         self._guard()
         names = self._names(keys)
         storing = form is Form.PUT
+        clock, counted = self._world.clock, self._counters.put_done if storing else self._counters.get_done
+        started_s = clock.monotonic_s()
         transfer = Transfer(
             self._world,
             len(keys),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
-            on_result=self._counters.put_done if storing else self._counters.get_done,
+            on_result=lambda result, error: counted(result, error, clock.monotonic_s() - started_s),
             on_miss=None if storing else lambda index: self._forget(names[index], promised),
             layers=self._pages.loader.layers if form is Form.LAYERS else 0,
         )
@@ -432,7 +455,24 @@ class KVStore:
             read_again=counters.sound_again,
             quarantined=counters.quarantined,
             last_error=counters.last_error,
+            latencies={name: histogram.summary() for name, histogram in counters.latencies().items()},
         )
+
+    def metrics(self) -> builtins.list[Family]:
+        """The same for Prometheus; :mod:`kvstore.metrics` shows all stores of a process."""
+        labels = {"store": self._namespace, "backend": self._backend.name, "shard": self.geometry.shard.label}
+        return families(self.stats(), self._counters.latencies(), labels)
+
+    def _described(self) -> dict[str, Any]:
+        """What the record of this process says of the store."""
+        identity = self._chain.identity
+        return {
+            "url": self._url,
+            "model": identity.model,
+            "namespace": self._namespace,
+            "shard": self.geometry.shard.label,
+            "stats": asdict(self.stats()),
+        }
 
     def _guard(self) -> None:
         if self._pid != os.getpid():
@@ -448,6 +488,8 @@ class KVStore:
         if self._jobs.closed or self._pid != os.getpid():
             return True
         self._jobs.closed = True
+        self._watch.close()
+        OPEN.discard(self)
         until_s = self._world.clock.monotonic_s() + timeout_s
         clean = self._engine.close(timeout_s)
         with self._lock:
