@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from curvfs.errors import ConfigError
+from curvfs.network import host_port
 from curvfs.units import GIB, MIB, format_size, parse_duration, parse_size
 from curvfs.world import Disk, World
 
@@ -134,7 +135,7 @@ class ClientConfig:
     @property
     def masters_text(self) -> str:
         """``host:port,host:port`` for messages and URLs."""
-        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.masters)
+        return ",".join(host_port(host, port) for host, port in self.masters)
 
 
 def _bool(value: object) -> bool:
@@ -483,7 +484,12 @@ def _masters_of(
 
 
 def resolve_config(url_or_config: str | ClientConfig, **overrides: Any) -> ClientConfig:
-    """The settings that an ``open`` call means: a URL or a ready record, with the caller's overrides on top."""
+    """The settings that an ``open`` call means: a URL or a ready record, with the caller's overrides on top. Raises
+    ConfigError."""
     if isinstance(url_or_config, ClientConfig):
         return url_or_config.with_overrides(**overrides)
+    if not isinstance(url_or_config, str):
+        raise ConfigError(
+            f"{url_or_config!r} is neither a URL nor settings; write a URL like {URL_EXAMPLE}, or pass a ClientConfig."
+        )
     return parse_url(url_or_config, **overrides)

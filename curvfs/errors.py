@@ -10,7 +10,8 @@
     ├── EnvironmentError_          this machine lacks something            exit code 3
     ├── ProtocolError              somebody broke the wire protocol        EPROTO
     │   ├── LocalProtocolError     ... we did: a bug here
-    │   └── RemoteProtocolError    ... the peer did; the connection is closed
+    │   └── RemoteProtocolError    ... the peer did, or is no such server: exit code 4
+    │       └── NotAMaster         a worker's port stands where a master's must
     ├── TransportError             no answer came; retryable               exit code 4
     │   ├── ConnectFailed          nobody listens there                    ECONNREFUSED
     │   ├── ConnectionLost         closed or reset in mid-call             ECONNRESET
@@ -21,6 +22,8 @@
         ├── InvalidRequest (16, 28) · OutOfSpace (17) · InProgress (18) · Unsupported (19, 22)
         ├── IsADirectory (26) · ReadOnly (30) · BlockNotFound (29) · NoAvailableWorker (31)
         └── ... every other kind is a plain RemoteError with EIO
+
+File objects raise these same classes as OSErrors, too: see :func:`as_os_error`.
 
 What a class stands for is one remedy, so the class answers three questions: ``errno_`` (what a mount returns),
 ``exit_code`` (what a command exits with) and ``retryable`` (may the same call be sent again, unchanged).
@@ -33,7 +36,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 
 class CurvfsError(Exception):
@@ -94,6 +98,12 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent what the protocol does not allow; the connection cannot be used any further."""
+
+    exit_code = 4
+
+
+class NotAMaster(RemoteProtocolError):
+    """What answers speaks Curvine's protocol, but is a worker."""
 
 
 class TransportError(CurvfsError):
@@ -323,3 +333,41 @@ def from_os_error(error: OSError, *, doing: str) -> CurvfsError:
     """Map an ``OSError`` of the local system at the edge where it happened."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return CurvfsError(f"{doing}: {reason}", errno_=error.errno or errno.EIO)
+
+
+def as_os_error(error: CurvfsError) -> CurvfsError:
+    """The same error for those who expect of a file what Python's files do: of its own class, and an OSError of the
+    class that fits its errno besides (FileNotFoundError, PermissionError, TimeoutError, ...), with ``errno`` and
+    ``strerror`` set. The error itself is its ``__cause__``. For file objects; elsewhere nothing raised by us is an
+    OSError, so that ``except OSError`` means the local system."""
+    if isinstance(error, OSError):
+        return error
+    system_cls = type(OSError(error.errno_, ""))
+    if system_cls is BlockingIOError:  # io's buffers take that for a descriptor that is not ready, and write again
+        system_cls = OSError
+    made = _file_error_class(type(error), system_cls)(str(error))
+    vars(made).update(vars(error))
+    made.errno_ = made.errno = error.errno_  # type: ignore[attr-defined]
+    made.strerror = os.strerror(error.errno_)  # type: ignore[attr-defined]
+    made.__cause__ = error
+    return made
+
+
+_file_error_classes: dict[tuple[type[CurvfsError], type[OSError]], type[CurvfsError]] = {}
+
+
+def _file_error_class(cls: type[CurvfsError], system_cls: type[OSError]) -> type[CurvfsError]:
+    key = cls, system_cls
+    if key not in _file_error_classes:
+        namespace = {
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "__str__": Exception.__str__,  # our sentence, not "[Errno 2] ..."
+            "__reduce__": _reduce_file_error,  # a class made here cannot be found by its name
+        }
+        _file_error_classes[key] = type(cls.__name__, key, namespace)
+    return _file_error_classes[key]
+
+
+def _reduce_file_error(error: BaseException) -> tuple[Callable[[CurvfsError], CurvfsError], tuple[Any]]:
+    return as_os_error, (error.__cause__,)

@@ -56,6 +56,11 @@ def format_size(size_bytes: int | float) -> str:
     return f"{value:.1f} PiB"
 
 
+def format_duration(duration_s: float) -> str:
+    """``"30 s"``, ``"0.25 s"``, ``"5 s"`` for 4.99997: seconds as a person would say them."""
+    return f"{duration_s:.3g} s" if duration_s < 100 else f"{duration_s:.0f} s"
+
+
 def align_up(value: int, alignment: int) -> int:
     """The smallest multiple of ``alignment`` that is not below ``value``."""
     return -(-value // alignment) * alignment

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import trio
 
 from curvfs.errors import CurvfsError, DeadlineExceeded
-from curvfs.units import MIB
+from curvfs.units import MIB, format_duration
 from curvfs.world import Buffer, Disk, World
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class DiskCall(Generic[T]):
                 result = await self._world.threads.run(self._work, abandon_on_cancel=True)
                 received = True
         except trio.TooSlowError:
-            raise DeadlineExceeded(f"The local disk did not answer within {timeout_s:g} s.") from None
+            raise DeadlineExceeded(f"The local disk did not answer within {format_duration(timeout_s)}.") from None
         finally:
             if not received:
                 self._abandon()

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from curvfs.errors import CurvfsError, as_os_error
 
 if TYPE_CHECKING:
     from curvfs.client.sync import SyncFileReader, SyncFileWriter
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_files_raise(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function, raising of each CurvfsError the kind that is an OSError, too."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except CurvfsError as error:
+            raise as_os_error(error) from error
+
+    return call
+
+
 class FileObject(io.RawIOBase):
     """A raw binary file, either readable or writable, with a position. ``io.BufferedReader`` and friends take it.
 
-    What goes wrong in the file system is a CurvfsError (``errno_`` has its errno), not an OSError; a closed file raises
-    ValueError, as Python's do.
+    What goes wrong in the file system is a CurvfsError and an OSError at once (:func:`~curvfs.errors.as_os_error`): a
+    deadline is a DeadlineExceeded and a TimeoutError. A closed file raises ValueError, what it was not opened for
+    io.UnsupportedOperation, as Python's do.
     """
 
     def __init__(self, reader: SyncFileReader | None, writer: SyncFileWriter | None, name: str) -> None:
@@ -40,6 +62,7 @@ class FileObject(io.RawIOBase):
             return self._writer.length_bytes
         return self._reader.length_bytes if self._reader is not None else 0
 
+    @as_files_raise
     def readinto(self, buffer: Any) -> int:
         """As many bytes as there are from the position on, up to the size of ``buffer``."""
         self._check_open()
@@ -49,6 +72,7 @@ class FileObject(io.RawIOBase):
         self._position += count
         return count
 
+    @as_files_raise
     def readall(self) -> bytes:
         self._check_open()
         if self._reader is None:
@@ -57,6 +81,7 @@ class FileObject(io.RawIOBase):
         self._position += len(found)
         return found
 
+    @as_files_raise
     def write(self, buffer: Any) -> int:
         """All of ``buffer``, at the position, or at the end of a file opened to append."""
         self._check_open()
@@ -77,6 +102,7 @@ class FileObject(io.RawIOBase):
         self._check_open()
         return self._position
 
+    @as_files_raise
     def truncate(self, size: int | None = None) -> int:
         self._check_open()
         if self._writer is None:
@@ -85,11 +111,13 @@ class FileObject(io.RawIOBase):
         self._writer.truncate(size)
         return size
 
+    @as_files_raise
     def flush(self) -> None:
         """Publish what was written."""
         if self._writer is not None and not self.closed:
             self._writer.flush()
 
+    @as_files_raise
     def close(self) -> None:
         """Publish and close. When that fails the file stays as it was published last."""
         if self.closed:

@@ -557,7 +557,7 @@ class CurvineFileSystem:
     ) -> builtins.list[ReadExtents | CurvfsError]:
         """:meth:`open_extents` of many files, pipelined: one round trip for the locations that are not given and one
         to each worker. A file's own failure stands in its place."""
-        names = [file for file in files if isinstance(file, str)]
+        names = [file for file in files if not isinstance(file, Located)]
         located = iter(await self.locate_many(names) if names else ())
         found = [file if isinstance(file, Located) else next(located) for file in files]
         to_open = [(self._full(file.status.path), file) for file in found if isinstance(file, Located)]

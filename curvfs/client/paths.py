@@ -24,8 +24,10 @@ def normalize(path: str) -> str:
     """``path`` with ``.``, ``..`` and repeated or trailing slashes resolved; the root is ``/``.
 
     ``..`` is resolved by name: whoever follows symlinks does so before (a mount's kernel does). Above the root is the
-    root. Raises InvalidPath (relative, NUL, not UTF-8) and NameTooLong.
+    root. Raises InvalidPath (no string, relative, NUL, not UTF-8) and NameTooLong.
     """
+    if not isinstance(path, str):
+        raise InvalidPath(f"A path is a string such as '/a/b', not {path!r}.")
     if not path.startswith("/"):
         raise InvalidPath(f"The path {path!r} is not absolute; write it with a leading slash.")
     if "\0" in path:

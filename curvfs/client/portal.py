@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple
 import trio
 
 from curvfs.errors import CurvfsError, DeadlineExceeded, UsageError
+from curvfs.units import format_duration
 from curvfs.world import World
 
 T = TypeVar("T")
@@ -91,7 +92,8 @@ class Portal(Generic[R]):
         if not finished:
             self._cancel(job)
             if not job.done.wait(_CANCEL_GRACE_S) or isinstance(job.error, trio.Cancelled):
-                raise DeadlineExceeded(f"The call was not done within {timeout_s:g} s and was given up.")
+                limit = format_duration(timeout_s or 0)
+                raise DeadlineExceeded(f"The call was not done within {limit} and was given up.")
         if job.error is not None:
             try:
                 raise job.error

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple
 import trio
 
 from curvfs.client.extents import ReadExtents, WriteExtent
-from curvfs.client.fileobject import FileObject
+from curvfs.client.fileobject import FileObject, as_files_raise
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
 from curvfs.client.locks import HeldLock
 from curvfs.client.portal import Portal as _Portal
@@ -393,9 +393,11 @@ class SyncFileSystem:
     def open(self, path: str | Located) -> SyncFileReader:
         return SyncFileReader(self, self._portal.run(self.filesystem.open, path))
 
+    @as_files_raise
     def open_file(self, path: str, mode: str = "rb") -> FileObject:
         """A Python file object, raw and binary: ``rb`` reads, ``wb`` makes or empties, ``xb`` makes, ``ab`` makes and
-        appends. Wrap it in ``io.BufferedReader`` or ``io.TextIOWrapper`` where small pieces are read."""
+        appends. Wrap it in ``io.BufferedReader`` or ``io.TextIOWrapper`` where small pieces are read. What it raises,
+        and what this raises, are OSErrors besides: a missing file is a NotFound and a FileNotFoundError."""
         if mode == "rb":
             return FileObject(self.open(path), None, path)
         if mode in ("wb", "xb"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from curvfs.config import ClientConfig
+from curvfs.config import DEFAULT_MASTER_PORT, ClientConfig
 from curvfs.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -23,15 +23,19 @@ from curvfs.errors import (
     DeadlineExceeded,
     InProgress,
     NoAvailableWorker,
+    NotAMaster,
     NotLeader,
     OutOfSpace,
     RemoteError,
     RemoteProtocolError,
     TransportError,
+    Unsupported,
     from_reply,
 )
 from curvfs.net.connection import MasterConnection, PendingCall
 from curvfs.net.retry import Retry, RetryPolicy
+from curvfs.network import host_port
+from curvfs.units import format_duration
 from curvfs.wire.session import Reply
 from curvfs.world import World
 
@@ -40,7 +44,8 @@ _BUSY = 64
 #: Connections idle for longer are not used again: a master closes them after 10 minutes (1.4), and a call that meets
 #: the closing one must be repeated without knowing whether it was executed.
 _MAX_IDLE_S = 300.0
-#: After a leader change the new leader learns the workers from their next heartbeats and reports (5.1).
+#: After a leader change the new leader learns the workers from their next heartbeats and reports (5.1). A client of
+#: several masters that has just come cannot know when the lead changed last, and gives them as long.
 _UNSETTLED_S = 10.0
 #: How often a block that looks lost is looked for meanwhile.
 _RELOOK_S = 0.5
@@ -75,7 +80,7 @@ class MasterEndpoint:
 
     def __init__(self, host: str, port: int, config: ClientConfig, world: World, nursery: trio.Nursery) -> None:
         self.host, self.port = host, port
-        self.address = f"{host}:{port}"
+        self.address = host_port(host, port)
         self._config = config
         self._world = world
         self._nursery = nursery
@@ -116,7 +121,7 @@ class MasterEndpoint:
             connecting.error = None
         except trio.TooSlowError:
             connecting.error = DeadlineExceeded(
-                f"{self.address} did not accept a connection within {self._config.connect_timeout_s:g} s."
+                f"{self.address} did not accept a connection within {format_duration(self._config.connect_timeout_s)}."
             )
         except TransportError as error:
             connecting.error = error
@@ -140,7 +145,8 @@ class MasterCluster:
         self._stats = stats
         self._endpoints = [MasterEndpoint(host, port, config, world, nursery) for host, port in config.masters]
         self._leader = self._endpoints[0] if len(self._endpoints) == 1 else None
-        self._troubled = False
+        #: The next answer begins a time in which the leader may not know all workers yet.
+        self._troubled = len(self._endpoints) > 1
         self._unsettled_until_s = -1.0
 
     @property
@@ -314,11 +320,14 @@ class MasterCluster:
             connection = await endpoint.acquire()
             pending = await connection.post(code, header, req_id)
             try:
-                return await pending.wait()
+                reply = await pending.wait()
+                if isinstance(reply.error, Unsupported) and _WORKERS_WORDS in reply.error.text:
+                    raise NotAMaster(f"{endpoint.address} is the port of a worker.")
+                return reply
             except (TransportError, RemoteProtocolError):
                 progress.uncertain = True
                 raise
-        late = DeadlineExceeded(f"The master {endpoint.address} did not answer within {timeout_s:g} s.")
+        late = DeadlineExceeded(f"The master {endpoint.address} did not answer within {format_duration(timeout_s)}.")
         if pending is not None:
             progress.uncertain = True
         if connection is not None and (timeout_s >= self._config.rpc_timeout_s or connection.last_received_s < sent_s):
@@ -355,6 +364,11 @@ class MasterCluster:
                 kind=error.kind,
                 text=error.text,
             )
+        if isinstance(error, NotAMaster):
+            return NotAMaster(
+                f"Cannot {doing}: {str(error).rstrip('.')}, not of a master; give the master's port "
+                f"({DEFAULT_MASTER_PORT} unless the cluster's settings say otherwise)."
+            )
         if isinstance(error, RemoteProtocolError):
             return RemoteProtocolError(
                 f"Cannot {doing}: what answers at {self._config.masters_text} does not speak Curvine's protocol "
@@ -371,6 +385,8 @@ class MasterCluster:
 
 
 _DISK_FULL_KIND = 17
+#: How a worker answers what only a master does.
+_WORKERS_WORDS = "Unsupported request type"
 
 
 def in_context(error: RemoteError, doing: str) -> RemoteError:

@@ -17,6 +17,8 @@ from curvfs.config import ClientConfig
 from curvfs.errors import ConnectionLost, DeadlineExceeded, RemoteError, RemoteProtocolError, TransportError
 from curvfs.net.cluster import in_context
 from curvfs.net.transport import FrameStream
+from curvfs.network import host_port
+from curvfs.units import format_duration
 from curvfs.wire.codes import ResponseStatus
 from curvfs.wire.session import BlockStream, StreamReply
 from curvfs.world import Buffer, World
@@ -34,7 +36,7 @@ class WorkerKey:
     port: int
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} at {self.host}:{self.port}"
+        return f"worker {self.worker_id} at {host_port(self.host, self.port)}"
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class WorkerPool:
                 return FrameStream(await self.world.net.connect(worker.host, worker.port))
         except trio.TooSlowError:
             raise DeadlineExceeded(
-                f"Cannot {doing}: {worker} did not accept a connection within {timeout_s:g} s."
+                f"Cannot {doing}: {worker} did not accept a connection within {format_duration(timeout_s)}."
             ) from None
         except TransportError as error:
             raise type(error)(f"Cannot {doing}: {worker} cannot be reached ({error})") from error
@@ -291,7 +293,7 @@ class BlockChannel:
         except trio.TooSlowError:
             self._broken = True
             raise DeadlineExceeded(
-                f"Cannot {self._doing}: {self.worker} did not answer within {timeout_s:g} s."
+                f"Cannot {self._doing}: {self.worker} did not answer within {format_duration(timeout_s)}."
             ) from None
         except TransportError as error:
             self._broken = True

@@ -23,6 +23,7 @@ import trio
 
 from curvfs import __version__
 from curvfs.errors import CurvfsError, EnvironmentError_
+from curvfs.network import host_port
 from curvfs.server.behaviour import HEAD, Behaviour
 from curvfs.server.blockstore import BlockStore
 from curvfs.server.cluster import Cluster, WorkerNode
@@ -73,11 +74,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"curvine://{url_host(self.host)}:{self.master_port}/"
-
-
-def url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        return f"curvine://{host_port(self.host, self.master_port)}/"
 
 
 async def run_server(
@@ -144,7 +141,7 @@ async def run_server(
                 master = Master(
                     Namespace(store, world.clock.time_ms, cluster.release, behaviour),
                     cluster,
-                    active_master=f"{reached}:{for_master.port}",
+                    active_master=host_port(reached, for_master.port),
                     behaviour=behaviour,
                     world=world,
                     log=journal,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -193,3 +195,33 @@ def test_errors_of_this_machine_keep_their_errno() -> None:
     error = from_os_error(OSError(errno.ENOSPC, "whatever", "/f"), doing="Write to /f")
     assert (error.errno_, str(error)) == (errno.ENOSPC, "Write to /f: No space left on device")
     assert from_os_error(OSError("odd"), doing="Write").errno_ == errno.EIO
+
+
+@pytest.mark.parametrize(
+    ("error", "system"),
+    [
+        (errors.NotFound("no", kind=8, text="raw"), FileNotFoundError),
+        (errors.FileExists_("taken"), FileExistsError),
+        (errors.IsADirectory("dir"), IsADirectoryError),
+        (errors.DeadlineExceeded("late"), TimeoutError),
+        (errors.ConnectionLost("gone"), ConnectionResetError),
+        (errors.ConnectFailed("none"), ConnectionRefusedError),
+        (errors.InvalidRequest("not yours", errno_=errno.EPERM), PermissionError),
+        (errors.OutOfSpace("full"), OSError),
+        (errors.BlockNotFound("stale", errno_=errno.ESTALE), OSError),
+        (errors.NotLeader("nobody leads"), OSError),
+    ],
+    ids=lambda value: getattr(value, "__name__", "") or type(value).__name__,
+)
+def test_the_os_error_that_files_raise(error: CurvfsError, system: type[OSError]) -> None:
+    made: Any = errors.as_os_error(error)
+    assert isinstance(made, type(error)) and isinstance(made, system) and isinstance(made, OSError)
+    assert not isinstance(made, BlockingIOError)  # an io.BufferedWriter would take that for "later"
+    assert (made.errno, made.errno_, str(made)) == (error.errno_, error.errno_, str(error))
+    assert made.strerror == os.strerror(error.errno_)
+    assert (made.exit_code, made.retryable, made.__cause__) == (error.exit_code, error.retryable, error)
+    assert errors.as_os_error(made) is made
+    again: Any = pickle.loads(pickle.dumps(made))
+    assert type(again) is type(made) and (str(again), again.errno) == (str(made), made.errno)
+    if isinstance(error, errors.RemoteError):
+        assert (made.kind, made.text) == (error.kind, error.text)

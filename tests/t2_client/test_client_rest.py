@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,16 @@ import pytest
 import trio
 
 from curvfs.api import CurvineFileSystem, FileLock, LockKind, SyncFileSystem, open_filesystem
-from curvfs.errors import CurvfsError, InProgress, InvalidRequest, OutOfSpace, ReadOnly, RemoteError, Unsupported
+from curvfs.errors import (
+    CurvfsError,
+    InProgress,
+    InvalidRequest,
+    NotFound,
+    OutOfSpace,
+    ReadOnly,
+    RemoteError,
+    Unsupported,
+)
 from curvfs.server.service import Server, run_server
 from curvfs.units import MIB
 from curvfs.wire.codes import RpcCode
@@ -86,6 +96,62 @@ def _use_file_objects(url: str) -> None:
             fs.open_file("/new", "xb")
         with pytest.raises(CurvfsError, match="modes are"):
             fs.open_file("/new", "r+")
+
+
+async def test_file_objects_raise_what_pythons_do(server: Server) -> None:
+    await trio.to_thread.run_sync(_fail_with_file_objects, server)
+
+
+def _fail_with_file_objects(server: Server) -> None:
+    with SyncFileSystem.connect(server.url, block_size="1MB", client_hostname="elsewhere") as fs:
+        with pytest.raises(FileNotFoundError) as missing:
+            fs.open_file("/missing")
+        assert isinstance(missing.value, NotFound) and missing.value.errno == errno.ENOENT
+        fs.mkdir("/d")
+        for mode in ("rb", "wb", "ab"):
+            with pytest.raises(IsADirectoryError):
+                fs.open_file("/d", mode)
+        with fs.open_file("/f", "wb") as raw:
+            raw.write(bytes(3 * MIB))
+        with pytest.raises(FileExistsError):
+            fs.open_file("/f", "xb")
+        with pytest.raises(OSError, match="modes are") as wrong, fs.open_file("/f", "r+"):
+            pass
+        assert wrong.value.errno == errno.EINVAL
+
+        # In the middle of a file: seek and readinto, plain and through a buffer.
+        with fs.open_file("/f") as raw, io.BufferedReader(raw) as file:
+            fs.delete("/f")
+            wait_for(lambda: not list(Path(server.directory).glob("data/*/active/*/*/blk_*")))
+            file.seek(2 * MIB)
+            buffer = bytearray(100)
+            for read in (partial(file.readinto, buffer), partial(raw.readinto, buffer), raw.readall):
+                with pytest.raises(OSError) as gone:
+                    read()
+                assert isinstance(gone.value, CurvfsError) and gone.value.errno == gone.value.errno_ == errno.ESTALE
+
+        # At the end: the file cannot be published any more, and says so where Python's do.
+        for end in ("flush", "close"):
+            raw = fs.open_file("/g", "wb")
+            raw.write(bytes(10))
+            fs.delete("/g")
+            with pytest.raises(FileNotFoundError) as unpublished:
+                getattr(raw, end)()
+            assert isinstance(unpublished.value, NotFound)
+            if end == "flush":
+                with pytest.raises(FileNotFoundError):
+                    raw.close()
+            assert raw.closed
+        with pytest.raises(FileNotFoundError), fs.open_file("/g", "wb") as raw:
+            raw.write(b"x")
+            fs.delete("/g")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
 
 
 # -------------------------------------------------------------------------------------------------------------- locks

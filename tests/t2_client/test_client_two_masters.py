@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from curvfs.api import CurvineFileSystem, FileKind, open_filesystem
-from curvfs.errors import CurvfsError, NoAvailableWorker, NotLeader
+from curvfs.errors import CurvfsError, NoAvailableWorker, NotLeader, OutOfSpace
+from curvfs.net import cluster
 from curvfs.server.service import Server, run_server
 from curvfs.units import MIB
 from curvfs.wire.codes import RpcCode
@@ -232,6 +233,70 @@ async def test_no_available_worker_after_a_change_is_asked_again() -> None:
         with pytest.raises(Exception, match="enough of that"):
             await fs.create_extent("/f", 10)
         assert len(leader.requests(RpcCode.ADD_BLOCK)) == 2
+
+
+@asynccontextmanager
+async def fresh(leader: Fake, *workers: Fake, followers: int = 1) -> AsyncIterator[CurvineFileSystem]:
+    """A client that has just come to a cluster, and so cannot know when the lead changed last."""
+    standbys = [Fake(dict.fromkeys(RpcCode, once(then=Refuse(2)))) for _ in range(followers)]
+    async with trio.open_nursery() as nursery:
+        for fake in (*workers, *standbys, leader):
+            await nursery.start(_serve, fake)
+        url = "curvine://" + ",".join(fake.address for fake in (*standbys, leader))
+        async with open_filesystem(url, client_hostname="here", block_size="1MB", retry_min_sleep="10ms") as fs:
+            yield fs
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fresh_client_waits_for_a_leader_that_knows_no_workers_yet() -> None:
+    leader = Fake({RpcCode.DELETE: once(*[Refuse(10000, "No available worker found")] * 3, then=pb.DeleteResponse())})
+    async with fresh(leader) as fs:
+        await fs.delete("/f")
+        assert len(leader.requests(RpcCode.DELETE)) == 4
+
+
+async def test_a_fresh_client_waits_for_blocks_that_look_lost() -> None:
+    worker, lost = reading_worker(), Refuse(10000, "block 1001 all replicas has been lost")
+    leader = Fake()
+    async with fresh(leader, worker) as fs:
+        leader.handle[RpcCode.GET_BLOCK_LOCATIONS] = once(lost, located(1000), then=located(1000, worker))
+        async with await fs.open("/f") as reader:
+            assert await reader.read_at(0, 1000) == CONTENT[:1000]
+
+
+async def test_a_fresh_client_waits_no_longer_than_a_leader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_UNSETTLED_S", 0.4)
+    leader = Fake({RpcCode.DELETE: once(then=Refuse(10000, "No available worker found"))})
+    async with fresh(leader) as fs:
+        with pytest.raises(OutOfSpace):
+            await fs.delete("/f")
+        asked = len(leader.requests(RpcCode.DELETE))
+        assert asked > 1
+        with pytest.raises(OutOfSpace):  # the lead is settled by now
+            await fs.delete("/f")
+        assert len(leader.requests(RpcCode.DELETE)) == asked + 1
+
+
+async def test_a_client_of_one_master_is_told_at_once() -> None:
+    leader = Fake({RpcCode.DELETE: once(then=Refuse(10000, "No available worker found"))})
+    async with fresh(leader, followers=0) as fs:
+        with pytest.raises(OutOfSpace):
+            await fs.delete("/f")
+        assert len(leader.requests(RpcCode.DELETE)) == 1
+
+
+async def test_a_client_that_comes_right_after_a_change(tmp_path: Path) -> None:
+    """Real servers: whichever of its masters leads now, a newcomer finds files and room."""
+    async with pair(tmp_path) as (masters, fs):
+        async with await fs.create("/f") as writer:
+            await writer.write(CONTENT)
+        await masters.change_leader()
+        async with open_filesystem(masters.url, block_size="1MB", client_hostname="elsewhere") as late:
+            async with await late.open("/f") as reader:
+                assert await reader.read_at(0, 10**9) == CONTENT
+            async with await late.create("/g") as writer:
+                await writer.write(CONTENT)
+            assert (await late.stat("/g")).length_bytes == len(CONTENT)
 
 
 async def make(client: CurvineFileSystem, path: str, letter: bytes, outcomes: list[str]) -> None:
