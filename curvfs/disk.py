@@ -87,6 +87,10 @@ class Disk(abc.ABC):
         """Set both times of a file to the file system's own now."""
 
     @abc.abstractmethod
+    def set_access_time(self, path: str, atime_ns: int) -> None:
+        """Set when a file was last used, and leave when it was written."""
+
+    @abc.abstractmethod
     def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
         """``flock``; False when somebody else holds it. The lock goes with the last descriptor, or the process."""
 
@@ -302,6 +306,10 @@ class RealDisk(Disk):
 
     def utime_now(self, path: str) -> None:
         os.utime(path, None, follow_symlinks=False)
+
+    def set_access_time(self, path: str, atime_ns: int) -> None:
+        written_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
+        os.utime(path, ns=(atime_ns, written_ns), follow_symlinks=False)
 
     def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
         operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ from collections.abc import Hashable
 
 from curvfs.errors import CurvfsError
 from curvfs.world import World
-from kvstore.backends.staging import Staging, StagingStore
+from kvstore.backends.staging import Entry, Staging, StagingStore
 
 TRASH = ".trash"
 QUARANTINE = ".quarantine"
@@ -62,8 +62,9 @@ class Aside:
             return []
         return [f"{self._trash}/{minute}/{_flat(name)}" for minute in minutes]
 
-    def empty(self, *, early: bool) -> int:
-        """Remove the trash that nobody was promised any more; ``early``: the oldest minute's in any case."""
+    def empty(self, *, early: bool, namespace: str = "") -> int:
+        """Remove the trash that nobody was promised any more; ``early``: the oldest minute's in any case. With a
+        ``namespace`` only its own."""
         try:
             minutes = sorted(entry.name for entry in self._store.entries(self._trash) if entry.is_directory)
         except CurvfsError as error:
@@ -76,19 +77,30 @@ class Aside:
             if not early and self._staging.now_s() < over_s:
                 break
             path = f"{self._trash}/{minute}"
-            for entry in self._store.entries(path):
+            found = self._store.entries(path)
+            ours = [entry for entry in found if _is_of(entry, namespace)]
+            for entry in ours:
                 self._store.remove_file(f"{path}/{entry.name}")
                 removed += 1
-            self._store.remove_directory(path)
+            if len(ours) == len(found):
+                self._remove_minute(path)
             early = early and removed == 0
         return removed
 
-    def used_bytes(self) -> int:
-        """What the trash takes: it counts as used."""
+    def _remove_minute(self, path: str) -> None:
+        try:
+            self._store.remove_directory(path)
+        except CurvfsError as error:  # this very minute, somebody put something in
+            if error.errno_ != errno.ENOTEMPTY:
+                raise
+
+    def used_bytes(self, namespace: str = "") -> int:
+        """What the trash takes, or what one ``namespace`` has in it: it counts as used."""
         used = 0
         try:
             for minute in self._store.entries(self._trash):
-                used += sum(entry.length_bytes for entry in self._store.entries(f"{self._trash}/{minute.name}"))
+                found = self._store.entries(f"{self._trash}/{minute.name}")
+                used += sum(entry.length_bytes for entry in found if _is_of(entry, namespace))
         except CurvfsError as error:
             if error.errno_ != errno.ENOENT:
                 raise
@@ -109,6 +121,10 @@ class Aside:
                 raise
             self._store.remove_file(moved)  # a third one is there by now
         return False
+
+
+def _is_of(entry: Entry, namespace: str) -> bool:
+    return not namespace or entry.name.startswith(f"{namespace}_")
 
 
 def _flat(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.world import DirectIo, Disk
+from kvstore.backends.staging import Staging, StagingStore
 from kvstore.header import ALIGNMENT_BYTES
 
 #: What callers ask for: direct where possible, never, or not at all otherwise.
@@ -45,11 +46,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """One object as a directory tells of it; ``name`` counts from the prefix."""
+    """One object as a directory tells of it; ``name`` counts from the prefix. ``atime_s``: when it was last used, as
+    far as that was told to the store; never before it was written."""
 
     name: str
     length_bytes: int
     mtime_s: float
+    atime_s: float = 0.0
 
 
 class ObjectReader(abc.ABC):
@@ -118,6 +121,10 @@ class Backend(abc.ABC):
     locates: bool
     #: How many objects are best opened, created and published together; 1 where that saves nothing.
     batch: int = 1
+    #: The few calls for small files of our own, by path; ``root`` is the prefix's path there.
+    records: StagingStore
+    root: str
+    staging: Staging
 
     @abc.abstractmethod
     def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
@@ -158,13 +165,25 @@ class Backend(abc.ABC):
         there."""
 
     @abc.abstractmethod
-    def empty_trash(self, *, early: bool = False) -> int:
+    def empty_trash(self, *, early: bool = False, namespace: str = "") -> int:
         """Remove what has been in the trash for longer than its readers' leases; ``early``: the oldest part of it in
-        any case, because room is needed. The number of objects removed."""
+        any case, because room is needed. Only what is of one ``namespace``, if given. The number of objects removed."""
 
     @abc.abstractmethod
-    def trash_bytes(self) -> int:
-        """What the trash takes."""
+    def trash_bytes(self, namespace: str = "") -> int:
+        """What the trash takes; of one ``namespace``, if given."""
+
+    @abc.abstractmethod
+    def free_bytes(self) -> int:
+        """What the place still has room for, whoever uses it."""
+
+    @abc.abstractmethod
+    def mark_accessed(self, accesses: Sequence[tuple[str, float]]) -> None:
+        """Tell the place when objects were last used, by its own clock; names that are gone are passed over."""
+
+    @abc.abstractmethod
+    def accessed_s(self, names: Sequence[str]) -> list[float | None]:
+        """When objects were last used, as far as the place was told; None where one is not there."""
 
     @abc.abstractmethod
     def staged_bytes(self) -> int:

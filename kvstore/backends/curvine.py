@@ -96,6 +96,7 @@ class CurvineBackend(Backend):
             self._mark_prefix()
             store = _CurvineStaging(self._fs)
             self._staging = Staging(world, store, f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+            self.records, self.root, self.staging = store, self._prefix, self._staging
             self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
             self._staging.open()
             try:
@@ -289,11 +290,36 @@ class CurvineBackend(Backend):
     def evict(self, name: str) -> bool:
         return self._aside.evict(name)
 
-    def empty_trash(self, *, early: bool = False) -> int:
-        return self._aside.empty(early=early)
+    def empty_trash(self, *, early: bool = False, namespace: str = "") -> int:
+        return self._aside.empty(early=early, namespace=namespace)
 
-    def trash_bytes(self) -> int:
-        return self._aside.used_bytes()
+    def trash_bytes(self, namespace: str = "") -> int:
+        return self._aside.used_bytes(namespace)
+
+    def free_bytes(self) -> int:
+        return self._fs.statfs().available_bytes
+
+    def mark_accessed(self, accesses: Sequence[tuple[str, float]]) -> None:
+        answers = self._fs.run_many(
+            [
+                partial(self._fs.filesystem.set_attr, self._path(name), atime_ms=int(when_s * 1000))
+                for name, when_s in accesses
+            ]
+        )
+        for answer in answers:
+            if isinstance(answer, CurvfsError) and not isinstance(answer, NotFound):
+                raise answer
+
+    def accessed_s(self, names: Sequence[str]) -> list[float | None]:
+        when_s: list[float | None] = []
+        for answer in self._fs.locate_many([self._path(name) for name in names]):
+            if isinstance(answer, Located):
+                when_s.append(max(answer.status.atime_ms, answer.status.mtime_ms) / 1000)
+            elif isinstance(answer, NotFound):
+                when_s.append(None)
+            else:
+                raise answer
+        return when_s
 
     def staged_bytes(self) -> int:
         return self._staging.used_bytes()
@@ -315,7 +341,8 @@ class CurvineBackend(Backend):
                 if status.is_dir:
                     yield from self.walk(name)
                 elif status.is_file and status.name.endswith(OBJECT_SUFFIX):
-                    yield ObjectEntry(name, status.length_bytes, status.mtime_ms / 1000)
+                    used_ms = max(status.atime_ms, status.mtime_ms)
+                    yield ObjectEntry(name, status.length_bytes, status.mtime_ms / 1000, used_ms / 1000)
             if len(page) < _LIST_PAGE:
                 return
             start_after = page[-1].name

@@ -72,6 +72,7 @@ class PosixBackend(Backend):
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         store = _PosixStaging(world.disk)
         self._staging = Staging(world, store, f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
+        self.records, self.root, self.staging = store, self._prefix, self._staging
         self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
         try:
             if not stat.S_ISDIR(world.disk.stat(self._root).st_mode):
@@ -218,11 +219,37 @@ class PosixBackend(Backend):
             raise
         return self._aside.evict(name)
 
-    def empty_trash(self, *, early: bool = False) -> int:
-        return self._aside.empty(early=early)
+    def empty_trash(self, *, early: bool = False, namespace: str = "") -> int:
+        return self._aside.empty(early=early, namespace=namespace)
 
-    def trash_bytes(self) -> int:
-        return self._aside.used_bytes()
+    def trash_bytes(self, namespace: str = "") -> int:
+        return self._aside.used_bytes(namespace)
+
+    def free_bytes(self) -> int:
+        with _mapped("Asking for the room at", self._prefix):
+            found = self._disk.statvfs(self._prefix)
+            return int(found.f_bavail * found.f_frsize)
+
+    def mark_accessed(self, accesses: Sequence[tuple[str, float]]) -> None:
+        for name, when_s in accesses:
+            path = self._path(name)
+            with _mapped("Marking", path):
+                try:
+                    self._disk.set_access_time(path, int(when_s * 1e9))
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+
+    def accessed_s(self, names: Sequence[str]) -> list[float | None]:
+        return [self._accessed_s(name) for name in names]
+
+    def _accessed_s(self, name: str) -> float | None:
+        path = self._path(name)
+        with _mapped("Looking at", path):
+            try:
+                status = self._disk.stat(path, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return max(status.st_atime, status.st_mtime)
 
     def staged_bytes(self) -> int:
         return self._staging.used_bytes()
@@ -248,7 +275,8 @@ class PosixBackend(Backend):
             if stat.S_ISDIR(status.st_mode):
                 yield from self.walk(name, after)
             elif stat.S_ISREG(status.st_mode) and entry.endswith(OBJECT_SUFFIX):
-                yield ObjectEntry(name, status.st_size, status.st_mtime)
+                used_s = max(status.st_atime, status.st_mtime)
+                yield ObjectEntry(name, status.st_size, status.st_mtime, used_s)
 
     def hosts(self, found: Found) -> tuple[str, ...]:
         return ()
