@@ -1,0 +1,20 @@
+"""vLLM's OffloadingConnector, which also tells our tiers what only an engine's whole configuration says.
+
+``"kv_connector": "CurvfsConnector"`` where one would write ``"OffloadingConnector"``; everything else is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from kvstore.connectors.vllm_identity import EngineFacts, leave_facts
+
+
+class CurvfsConnector(OffloadingConnector):  # type: ignore[misc]
+    """An OffloadingConnector whose curvfs tiers know the revision asked for and what overrides the configuration."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        leave_facts(vllm_config.kv_transfer_config.engine_id, EngineFacts.of(vllm_config))
+        super().__init__(vllm_config, role, kv_cache_config)
