@@ -174,6 +174,9 @@ class Handles:
         handle.node.writers -= handle.writable
         return handle
 
+    def all(self) -> list[FileHandle]:
+        return list(self._by_id.values())
+
     def of(self, node: Node) -> list[FileHandle]:
         if node.handles == 0:
             return []

@@ -6,6 +6,7 @@ Works on nodes and store paths; knows nothing of pyfuse3. Errors are CurvfsError
 from __future__ import annotations
 
 import errno
+import logging
 import stat as statmod
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from mount.private import PrivateFile
 from mount.publish import Publisher
 from mount.readers import Readers
 from mount.seal import STAGING_NAME
+
+log = logging.getLogger("curvfs.mount")
 
 MAX_NAME_BYTES = 255
 _SPECIAL_KINDS = {
@@ -77,6 +80,9 @@ class Naming:
         self._readers = readers
         self._publisher = publisher
         self._privates = publisher.privates
+        #: A name at the root that the mount keeps for itself.
+        self.hidden_name: str | None = None
+        self._said_hidden = False
 
     # ----------------------------------------------------------------------------------------------------- lookup
 
@@ -114,6 +120,11 @@ class Naming:
 
     def is_listed(self, directory: Node, name: str) -> bool:
         """Is a name shown in listings? Staging directories are not, though they can be looked up."""
+        if directory is self._table.root and name == self.hidden_name:
+            if not self._said_hidden:
+                self._said_hidden = True
+                log.warning("The pool has a %r of its own by now, which the mount's hides; see -o control.", name)
+            return False
         return name != STAGING_NAME or not self._has_staging(directory)
 
     def _has_staging(self, directory: Node) -> bool:
@@ -122,6 +133,8 @@ class Naming:
     def _check_reserved(self, parent: Node, name: str) -> None:
         if name == STAGING_NAME and self._has_staging(parent):
             raise permission(f"{STAGING_NAME} holds what is being written; it can be neither moved nor replaced.")
+        if name == self.hidden_name and parent is self._table.root:
+            raise permission(f"In {name} the mount tells of itself; it can be neither moved nor replaced.")
 
     # ----------------------------------------------------------------------------------------------------- create
 

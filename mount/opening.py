@@ -19,6 +19,7 @@ from mount.inodes import Node, NodeTable
 from mount.naming import Caller, permission
 from mount.publish import Publisher
 from mount.readers import Readers, stale
+from mount.statistics import Statistics
 
 log = logging.getLogger("curvfs.mount")
 
@@ -36,6 +37,7 @@ class Opening:
         handles: Handles,
         readers: Readers,
         publisher: Publisher,
+        statistics: Statistics,
     ) -> None:
         self._fs = fs
         self._clock = fs.world.clock
@@ -43,6 +45,7 @@ class Opening:
         self._handles = handles
         self._readers = readers
         self._publisher = publisher
+        self._statistics = statistics
         #: (thread, node id) -> when an open for write was answered ESTALE.
         self._refused: dict[tuple[int, int], float] = {}
 
@@ -76,7 +79,10 @@ class Opening:
         if private is not None:
             private.closed_s = None
         try:
-            return handle, await self._prepare(node, readable, truncate)
+            keep = await self._prepare(node, readable, truncate)
+            if readable:
+                self._statistics.opens["kept" if keep else "dropped"] += 1
+            return handle, keep
         except BaseException:
             await self._closed(self._handles.close(handle.id))
             raise
@@ -155,7 +161,9 @@ class Opening:
         if node.writer is not None:
             found = await node.writer.read(offset_bytes, size_bytes)
             if found is not None:
+                self._statistics.reads["writer"] += 1
                 return found
+        self._statistics.reads["store"] += 1
         return await self._readers.read(node, offset_bytes, size_bytes)
 
     async def write(self, handle_id: int, offset_bytes: int, data: bytes) -> int:

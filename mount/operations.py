@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import stat as statmod
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -22,6 +21,7 @@ import trio
 from curvfs.api import CurvineFileSystem, FileStatus, FilesystemInfo
 from curvfs.errors import CurvfsError, InvalidRequest
 from mount.attributes import Attributes
+from mount.control import FIRST_ID, ControlDirectory
 from mount.handles import Handles
 from mount.inodes import Node, NodeTable
 from mount.listing import DirectoryHandle
@@ -31,6 +31,7 @@ from mount.options import MountOptions
 from mount.publish import KernelCache, Publisher
 from mount.readers import Readers, stale
 from mount.seal import is_hidden_xattr, is_system_xattr
+from mount.statistics import Statistics
 
 log = logging.getLogger("curvfs.mount")
 
@@ -55,18 +56,26 @@ def _handler(
 
     @functools.wraps(method)
     async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self.calls[name] += 1
+        statistics = self.statistics
+        began_s = statistics.clock.monotonic_s()
+        statistics.under_way += 1
+        number = 0
         try:
             with trio.fail_after(self.options.op_timeout_s):
+                if self.control is not None and args and self.control.owns(args[0]):
+                    return cast("T", await self._controlled(name)(*args, **kwargs))
                 return await method(self, *args, **kwargs)
-        except pyfuse3.FUSEError:
+        except pyfuse3.FUSEError as error:
+            number = error.errno
             raise
         except trio.TooSlowError:
             number = errno.ETIMEDOUT
             log.warning("%s took longer than %g s and was given up.", name, self.options.op_timeout_s)
         except Exception as error:
             number = self.errno_of(name, error)
-        self.errors[name] += 1
+        finally:
+            statistics.under_way -= 1
+            statistics.finished(name, began_s, number, args)
         raise pyfuse3.FUSEError(number)
 
     return guarded
@@ -90,14 +99,15 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.options = options
-        self.calls: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.statistics = Statistics(fs.world.clock, options.slow_call_s)
+        #: The directory in which the mount tells of itself, once somebody has put it there.
+        self.control: ControlDirectory | None = None
         self.table = table
         self.handles = Handles()
         self.readers = Readers(fs, table)
         self.publisher = Publisher(fs, table, self.handles, self.readers, kernel, grace_s=options.grace_s)
         self.naming = Naming(fs, table, self.readers, self.publisher)
-        self.opening = Opening(fs, table, self.handles, self.readers, self.publisher)
+        self.opening = Opening(fs, table, self.handles, self.readers, self.publisher, self.statistics)
         self._fs = fs
         self._clock = fs.world.clock
         self._on_init = on_init
@@ -123,6 +133,18 @@ class Operations(pyfuse3.Operations):
             number = errno.EIO
         return errno.EOPNOTSUPP if number == errno.ENOSYS else number or errno.EIO
 
+    def show_control(self, control: ControlDirectory) -> None:
+        """Let the root have this directory; whatever comes to that name in the store meanwhile is hidden by it."""
+        self.control = control
+        self.naming.hidden_name = control.name
+
+    def _controlled(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """The method that answers for the directory in which the mount tells of itself; nothing there changes."""
+        method = getattr(self.control, name, None)
+        if method is None:
+            raise pyfuse3.FUSEError(errno.EPERM)
+        return cast("Callable[..., Coroutine[Any, Any, Any]]", method)
+
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
         """The attributes of a node for a reply that the kernel counts as one lookup."""
         entry = self._attributes.entry(node)
@@ -133,6 +155,10 @@ class Operations(pyfuse3.Operations):
     def _caller(ctx: pyfuse3.RequestContext) -> Caller:
         return Caller(ctx.pid, ctx.uid, ctx.gid)
 
+    def _refuse_control(self, directory_id: int) -> None:
+        if self.control is not None and self.control.owns(directory_id):
+            raise pyfuse3.FUSEError(errno.EPERM)
+
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for node_id, count in inode_list:
             self.table.forget(node_id, count)
@@ -141,6 +167,8 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if self.control is not None and self.control.is_here(parent_inode, name):
+            return self.control.entry(FIRST_ID)
         node = await self.naming.lookup(self.table[parent_inode], decode_name(name), self._caller(ctx))
         return self._entry(node)
 
@@ -226,6 +254,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
+        self._refuse_control(parent_inode_new)
         if flags not in (0, pyfuse3.RENAME_NOREPLACE, pyfuse3.RENAME_EXCHANGE):
             raise InvalidRequest(f"Rename flags {flags:#x} are not known here.", kind=28)
         await self.naming.rename(
@@ -241,6 +270,7 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
+        self._refuse_control(new_parent_inode)
         node = self.table[inode]
         return self._entry(await self.naming.link(node, self.table[new_parent_inode], decode_name(new_name)))
 
@@ -365,27 +395,39 @@ class Operations(pyfuse3.Operations):
         return pyfuse3.FileInfo(fh=handle.id, keep_cache=keep_cache)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        self.calls["read"] += 1
+        statistics = self.statistics
+        began_s = statistics.clock.monotonic_s()
         try:
+            if self.control is not None and self.control.is_open(fh):
+                return self.control.read(fh, off, size)
             found = self.opening.read_inline(fh, off, size)
         except Exception as error:
-            self.errors["read"] += 1
-            raise pyfuse3.FUSEError(self.errno_of("read", error)) from None
+            number = self.errno_of("read", error)
+            statistics.finished("read", began_s, number, (fh, off, size))
+            raise pyfuse3.FUSEError(number) from None
         if found is not None:
+            statistics.reads["page_cache"] += 1
+            statistics.read_bytes += len(found)
+            statistics.finished("read", began_s, 0)
             return cast("bytes", found)  # any buffer will do, and nothing is awaited before it is sent
-        return await self._read_slowly(fh, off, size)
+        return await self._read(fh, off, size)
 
     @_handler
-    async def _read_slowly(self, fh: int, off: int, size: int) -> bytes:
-        return cast("bytes", await self.opening.read(fh, off, size))
+    async def _read(self, fh: int, off: int, size: int) -> bytes:
+        found = await self.opening.read(fh, off, size)
+        self.statistics.read_bytes += len(found)
+        return cast("bytes", found)
 
     @_handler
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        return await self.opening.write(fh, off, buf)
+        count = await self.opening.write(fh, off, buf)
+        self.statistics.written_bytes += count
+        return count
 
     @_handler
     async def flush(self, fh: int) -> None:
-        await self.opening.flush(fh)
+        if self.control is None or not self.control.is_open(fh):
+            await self.opening.flush(fh)
 
     @_handler
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -393,7 +435,10 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     async def release(self, fh: int) -> None:
-        await self.opening.release(fh)
+        if self.control is not None and self.control.is_open(fh):
+            self.control.release(fh)
+        else:
+            await self.opening.release(fh)
 
     # -------------------------------------------------------------------------------------------------- directories
 

@@ -153,6 +153,11 @@ class Readers:
         #: Sealed nodes whose reader is open though no handle is, oldest first; each is pinned.
         self._kept: dict[Node, None] = {}
 
+    @property
+    def kept(self) -> int:
+        """How many readers of sealed objects are kept open for the next open."""
+        return len(self._kept)
+
     async def locate(self, node: Node) -> Located:
         """Where the blocks of a node are now. Raises ESTALE when its name leads to another file, or to none."""
         try:

@@ -34,6 +34,7 @@ from mount.seal import KV_XATTR, is_prefix
 
 if TYPE_CHECKING:
     from mount.operations import Operations
+    from mount.report import Report
 
 log = logging.getLogger("curvfs.mount")
 
@@ -43,6 +44,8 @@ _FIRST_ANSWER_S = 5.0
 _WATCH_INTERVAL_S = 2.0
 _MAX_TICK_S = 0.25
 _PULSE_S = 1.0
+#: How often the record of this mount is written anew, for curvfs mounts and top.
+_RECORD_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,7 @@ class _Session:
         readiness: Readiness,
     ) -> None:
         from mount.operations import Operations
+        from mount.report import Report
 
         self._fs = fs
         self._world = fs.world
@@ -238,10 +242,12 @@ class _Session:
         self._ended = trio.Event()
         self._device = ""
         self._operations: Operations = Operations(fs, table, _Kernel(), options, on_init=self._initialised.set)
+        self._report: Report = Report(fs, self._operations, options, url, path)
 
     async def serve(self, on_ready: Callable[[str, str], None]) -> None:
         import pyfuse3
 
+        await self._report.begin()
         with trio.open_signal_receiver(*_stop_signals()) as signals:
             self._mount()
             try:
@@ -261,6 +267,7 @@ class _Session:
                     await self._unmount()
                     pyfuse3.close(unmount=False)
                     await self._settle()
+                    self._report.leave()
 
     def _mount(self) -> None:
         import pyfuse3
@@ -312,6 +319,7 @@ class _Session:
             max_background=self._options.max_background,
         )
         log.info("Mounted %s on %s.", self._url, self._path)
+        self._report.enrol()
         self._readiness.ready(self._url, self._path)
         try:
             on_ready(self._url, self._path)
@@ -331,6 +339,7 @@ class _Session:
                 self._sweep,
             ]
         )
+        tasks.append(self._record)
         if self._server is not None:
             tasks.append(self._watch)
         if self._readiness.watchdog_s:
@@ -374,6 +383,10 @@ class _Session:
             if status.is_dir and is_prefix(status):
                 places.append(publisher.scratch(table.bind(status, table.root, status.name)))
         return [*places, *(one for one in publisher.scratches() if one not in places)]
+
+    async def _record(self) -> float:
+        self._report.write_record()
+        return _RECORD_INTERVAL_S
 
     async def _say_alive(self) -> float:
         self._readiness.alive()

@@ -9,12 +9,13 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import configcmd, demo, mountcmd, mounthelper, serve, wirecmd
+from tools import configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wirecmd
 
 app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
 mountcmd.register(app)
 mounthelper.register(app)
+mountscmd.register(app)
 demo.register(app)
 configcmd.register(app)
 app.add_typer(wirecmd.app, name="wire")
