@@ -31,14 +31,19 @@ def config(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the settings that a client would have, and where each came from."""
+    settings = gather_settings(url, file=conf, **overrides_from(setting))
+    typer.echo(json.dumps(_document(settings), indent=2) if as_json else _table(settings))
+
+
+def overrides_from(words: list[str] | None) -> dict[str, Any]:
+    """What ``--set NAME=VALUE`` was given. Raises UsageError."""
     overrides: dict[str, Any] = {}
-    for word in setting or ():
+    for word in words or ():
         name, separator, value = word.partition("=")
         if not separator:
             raise UsageError(f"{word!r} is no setting; write --set NAME=VALUE.")
         overrides[name] = value
-    settings = gather_settings(url, file=conf, **overrides)
-    typer.echo(json.dumps(_document(settings), indent=2) if as_json else _table(settings))
+    return overrides
 
 
 def _values(config: ClientConfig) -> dict[str, Any]:
