@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from curvfs.errors import ConfigError
@@ -29,6 +29,7 @@ def open(
     depth: int = 8,
     engine: Literal["auto", "threads", "uring"] = "auto",
     page_cache: Literal["drop", "keep"] = "drop",
+    durability: Literal["none", "publish"] = "none",
     timeout_s: float = 30.0,
     lookup_timeout_s: float = 5.0,
     max_queued: int = 4096,
@@ -49,6 +50,8 @@ def open(
     * ``engine``: what moves them; ``auto`` is io_uring where it proves itself, else threads.
     * ``page_cache``: ``keep`` writes through the page cache, for hosts with memory to spare; what lies there is read
       from there in any case.
+    * ``durability``: ``publish`` syncs every object before it gets its name, and the name; refused where blocks are
+      remote. Objects that others stored stay as they are.
     * ``timeout_s``: deadline of a put or get that names none.
     * ``lookup_timeout_s``: the same for a lookup or exists, which a request waits for.
     * ``max_queued``: pages under way before more are answered ``Miss.BUSY``.
@@ -67,6 +70,7 @@ def open(
         prefix=prefix,
         engine=engine,
         page_cache=page_cache,
+        durability=durability,
         counts={"depth": depth, "max_queued": max_queued},
         durations_s={
             "timeout_s": timeout_s,
@@ -86,9 +90,10 @@ def open(
             world,
             moving,
             url,
-            prefix,
-            direct,
+            prefix=prefix,
+            direct=direct,
             keep=page_cache == "keep",
+            durable=durability == "publish",
             staging_expiry_s=staging_expiry_s,
             lease_s=lease_s,
         )
@@ -124,6 +129,7 @@ def _check(
     prefix: str,
     engine: str,
     page_cache: str,
+    durability: str,
     counts: dict[str, int],
     durations_s: dict[str, float],
     reshard_from: Sequence[int],
@@ -150,6 +156,7 @@ def _check(
     for name, word, words in (
         ("engine", engine, ("auto", "threads", "uring")),
         ("page_cache", page_cache, ("drop", "keep")),
+        ("durability", durability, ("none", "publish")),
     ):
         if word not in words:
             raise ConfigError(f"{name} is {word!r}; write {' or '.join(words)}.")
@@ -158,17 +165,7 @@ def _check(
         raise ConfigError(f"{prefix!r} is not a KV prefix; name a directory below the URL's, such as kv.")
 
 
-def _open_backend(
-    world: World,
-    engine: Engine,
-    url: str,
-    prefix: str,
-    direct: Direct,
-    *,
-    keep: bool,
-    staging_expiry_s: float,
-    lease_s: float,
-) -> Backend:
+def _open_backend(world: World, engine: Engine, url: str, **settings: Any) -> Backend:
     scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""  # anything else is refused below
     if scheme == "file":
         from kvstore.backends.posix import PosixBackend
@@ -177,27 +174,9 @@ def _open_backend(
         directory = unquote(found.path)
         if found.netloc not in ("", "localhost") or not directory.startswith("/") or found.query or found.fragment:
             raise ConfigError(f"{url!r} does not name a directory; write file:///path/to/directory.")
-        return PosixBackend(
-            world,
-            engine,
-            directory,
-            prefix=prefix,
-            direct=direct,
-            keep=keep,
-            staging_expiry_s=staging_expiry_s,
-            lease_s=lease_s,
-        )
+        return PosixBackend(world, engine, directory, **settings)
     if scheme == "curvine":
         from kvstore.backends.curvine import CurvineBackend
 
-        return CurvineBackend(
-            world,
-            engine,
-            url,
-            prefix=prefix,
-            direct=direct,
-            keep=keep,
-            staging_expiry_s=staging_expiry_s,
-            lease_s=lease_s,
-        )
+        return CurvineBackend(world, engine, url, **settings)
     raise ConfigError(f"{url!r} is no place for a store; write file:///directory or curvine://host:port/path.")

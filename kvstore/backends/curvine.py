@@ -6,13 +6,17 @@ threads; blocks on other hosts go through the client's block streams. An object 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
+
+import trio
 
 from curvfs.api import (
     CurvineFileSystem,
     LocalExtent,
     Located,
+    NewExtent,
     SyncFileReader,
     SyncFileSystem,
     SyncReadExtents,
@@ -78,12 +82,14 @@ class CurvineBackend(Backend):
         prefix: str,
         direct: Direct,
         keep: bool,
+        durable: bool,
         staging_expiry_s: float,
         lease_s: float,
     ) -> None:
         self._world = world
         self._url = url
         self._keep = keep
+        self._durable = durable
         self._disk = world.disk
         self._engine = engine
         self._where = url.partition("?")[0]
@@ -121,15 +127,19 @@ class CurvineBackend(Backend):
 
     def _probe(self, wanted: Direct) -> Mode:
         """Try a block: local or remote, direct or not. A pool without room keeps its objects readable."""
-        if wanted is False:
+        if wanted is False and not self._durable:
             return settle_mode(self._where, wanted, None, "")
         path = f"{self._staging.directory}/{self._staging.new_name()}"
         try:
-            extent = self._fs.create_extent(path, ALIGNMENT_BYTES, direct=True, mode=_FILE_MODE)
+            extent = self._fs.create_extent(path, ALIGNMENT_BYTES, direct=wanted is not False, mode=_FILE_MODE)
         except OutOfSpace as error:
             return self._indirect(wanted, f"the pool has no room to try it: {error}")
         try:
             local = extent.local
+            if local is None and self._durable:
+                raise _not_durable(self._where, extent.remote_reason)
+            if wanted is False:
+                return settle_mode(self._where, wanted, None, "")
             if local is None:
                 return self._indirect(wanted, f"blocks are remote: {extent.remote_reason}")
             alignment = alignment_of(self._disk.direct_io(local.fd)) if local.direct else None
@@ -208,7 +218,7 @@ class CurvineBackend(Backend):
         return writer
 
     def create_many(self, names: Sequence[str], size_bytes: int) -> list[ObjectWriter | CurvfsError]:
-        """One turn of the client's thread: file, block and stream of all of them side by side."""
+        """One turn of the client's thread: two calls to the master for all of them, their streams side by side."""
         staged = [self._staging.new_name() for _ in names]
         made = self._create(staged, size_bytes)
         if any(isinstance(extent, NotFound) for extent in made):  # swept between two signs of life
@@ -222,31 +232,40 @@ class CurvineBackend(Backend):
         ]
 
     def _create(self, staged: Sequence[str], size_bytes: int) -> list[WriteExtent | CurvfsError]:
-        return self._fs.run_many(
-            [
-                partial(
-                    self._fs.filesystem.create_extent,
-                    f"{self._staging.directory}/{name}",
-                    size_bytes,
-                    direct=self.mode.direct and not self._keep,
-                    mode=_FILE_MODE,
-                    xattrs={_BORN_XATTR: f"{self._staging.directory_id}/{name}".encode()},
-                )
-                for name in staged
-            ]
-        )
+        parent, parent_id = self._staging.directory, self._staging.directory_id
+        files = [
+            NewExtent(f"{parent}/{name}", size_bytes, {_BORN_XATTR: f"{parent_id}/{name}".encode()}) for name in staged
+        ]
+        direct = self.mode.direct and not self._keep
+        create = partial(self._fs.filesystem.create_extents_many, files, direct=direct, mode=_FILE_MODE)
+        return self._fs.portal.run(create)
 
     def publish_many(self, writers: Sequence[ObjectWriter]) -> list[bool | CurvfsError]:
-        """One turn of the client's thread: commit, directory and name of all of them side by side."""
-        return self._fs.run_many(
-            [
-                partial(writer.publish_in, self._fs.filesystem)
-                for writer in writers
-                if isinstance(writer, _CurvineWriter)
-            ]
-        )
+        """One turn of the client's thread: one call to the master that commits all of them, then directory and name of
+        each side by side."""
+        mine = [writer for writer in writers if isinstance(writer, _CurvineWriter)]
+        return self._fs.portal.run(self._publish, self._fs.filesystem, mine)
 
-    async def name_object(self, fs: CurvineFileSystem, extent: WriteExtent, name: str) -> bool:
+    async def _publish(self, fs: CurvineFileSystem, writers: Sequence[_CurvineWriter]) -> list[bool | CurvfsError]:
+        committed = await fs.commit_extents_many([writer.extent for writer in writers])
+        results: list[bool | CurvfsError] = [False] * len(writers)
+
+        async def name(index: int, writer: _CurvineWriter) -> None:
+            try:
+                results[index] = await self._name_object(fs, writer.extent, writer.name)
+            except CurvfsError as error:
+                results[index] = error
+
+        async with trio.open_nursery() as nursery:
+            for index, (writer, status) in enumerate(zip(writers, committed, strict=True)):
+                if isinstance(status, CurvfsError):
+                    results[index] = status
+                else:
+                    writer.committed = True
+                    nursery.start_soon(name, index, writer)
+        return results
+
+    async def _name_object(self, fs: CurvineFileSystem, extent: WriteExtent, name: str) -> bool:
         """Rename what was committed to its name; False, with the staged file gone, when that is taken."""
         target = self._path(name)
         directory = target.rpartition("/")[0]
@@ -382,6 +401,14 @@ class CurvineBackend(Backend):
         return OpenFile(local.fd, path, alignment)
 
 
+def _not_durable(where: str, reason: str) -> EnvironmentError_:
+    return EnvironmentError_(
+        f"durability='publish' is refused: blocks of {where} are remote ({reason}), and flushing one of those does not"
+        " sync it; open the store on a host that has a worker, or with durability='none'.",
+        errno_=errno.EOPNOTSUPP,
+    )
+
+
 def _key(located: Located) -> tuple[int, ...]:
     return (located.status.id, located.status.length_bytes, *(block.block_id for block in located.blocks))
 
@@ -462,17 +489,22 @@ class _WireReader(ObjectReader):
 class _CurvineWriter(ObjectWriter):
     def __init__(self, backend: CurvineBackend, extent: WriteExtent, name: str) -> None:
         self._backend = backend
-        self._extent = extent
-        self._name = name
-        self._committed = False
+        self.extent = extent
+        self.name = name
+        self.committed = False
 
     def write(self, view: memoryview) -> None:
-        file = self._backend.local_file(self._extent.local, self._extent.path, keep=self._backend._keep)
+        backend = self._backend
+        file = backend.local_file(self.extent.local, self.extent.path, keep=backend._keep)
         if file is None:
-            self._backend._fs.portal.run(self._extent.write, view, 0)
+            if backend._durable:
+                raise _not_durable(self.extent.path, self.extent.remote_reason)
+            backend._fs.portal.run(self.extent.write, view, 0)
             return
         try:
-            self._backend._engine.write(file, view)
+            backend._engine.write(file, view)
+            if backend._durable:
+                backend._disk.fdatasync(file.fd)
         except OSError as error:
             raise from_os_error(error, doing=f"Writing {file.path}") from error
 
@@ -482,20 +514,14 @@ class _CurvineWriter(ObjectWriter):
             raise published
         return published
 
-    async def publish_in(self, fs: CurvineFileSystem) -> bool:
-        """:meth:`publish`, in the client's thread."""
-        await self._extent.commit()
-        self._committed = True
-        return await self._backend.name_object(fs, self._extent, self._name)
-
     def abort(self) -> None:
-        if self._committed:
-            self._backend._remove_quietly(self._extent.path)
+        if self.committed:
+            self._backend._remove_quietly(self.extent.path)
             return
         try:
-            self._backend._fs.portal.run(self._extent.abort)
+            self._backend._fs.portal.run(self.extent.abort)
         except CurvfsError:
-            self._extent.close_descriptor()  # the client is closed; what was begun is left to a sweep
+            self.extent.close_descriptor()  # the client is closed; what was begun is left to a sweep
 
 
 class _CurvineStaging:

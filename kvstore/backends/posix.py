@@ -30,6 +30,8 @@ from kvstore.slabs import Slab
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+#: Directories remembered: all that one namespace fans out over.
+_DIRECTORIES_KEPT = 1 << 16
 #: Never follow a link to where an object should be, never wait for the other end of a pipe put there.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _STAGE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,12 +64,16 @@ class PosixBackend(Backend):
         prefix: str,
         direct: Direct,
         keep: bool,
+        durable: bool,
         staging_expiry_s: float,
         lease_s: float,
     ) -> None:
         self._disk = world.disk
         self._engine = engine
         self._keep = keep
+        self._durable = durable
+        #: Directories whose own names are known to be durable.
+        self._synced: set[str] = set()
         self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         store = _PosixStaging(world.disk)
@@ -300,11 +306,36 @@ class PosixBackend(Backend):
                 self._refuse_links(name)
             except FileNotFoundError:
                 self._make_directories(name)
+                self._synced.difference_update(self._above(target))
             try:
                 self._disk.rename_noreplace(staged, target)
             except FileExistsError:
                 return False
+            if self._durable:
+                try:
+                    self._sync_names(target)
+                except OSError:
+                    _remove_quietly(self._disk, target)
+                    raise
         return True
+
+    def _above(self, path: str) -> list[str]:
+        """The directories between a path and the root, the nearest first."""
+        above = []
+        while (path := path.rpartition("/")[0]) not in (self._root, ""):
+            above.append(path)
+        return above
+
+    def _sync_names(self, target: str) -> None:
+        """Make an object's name durable, and once those of the directories above it."""
+        above = self._above(target)
+        self._disk.sync_names(above[0] if above else self._root)
+        for directory in above:
+            if directory not in self._synced:
+                self._disk.sync_names(directory.rpartition("/")[0] or "/")
+        if len(self._synced) >= _DIRECTORIES_KEPT:
+            self._synced.clear()
+        self._synced.update(above)
 
     def delete(self, name: str) -> bool:
         path = self._path(name)
@@ -350,6 +381,8 @@ class _PosixWriter(ObjectWriter):
     def write(self, view: memoryview) -> None:
         with _mapped("Writing", self._file.path):
             self._backend._engine.write(self._file, view)
+            if self._backend._durable:
+                self._disk.fdatasync(self._file.fd)
 
     def _close(self) -> None:
         if self._open:

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 import kvstore
 from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, TransportError
@@ -173,7 +175,8 @@ def test_many_pages_take_few_turns_and_calls(near: Namespace, monkeypatch: pytes
     before = backend._fs.stats()["master_calls"]
     assert all(store.put(keys, content).result())
     assert len(taken) <= 5  # asked once; two batches created and published
-    assert backend._fs.stats()["master_calls"] - before <= 64 * 6 + 16
+    # Each is asked for, gets a directory and its name; making and committing are three calls for each batch.
+    assert backend._fs.stats()["master_calls"] - before <= 64 * 3 + 2 * 3 + 8
     taken.clear()
     before = backend._fs.stats()["master_calls"]
     hit = store.lookup(keys)
@@ -185,6 +188,120 @@ def test_many_pages_take_few_turns_and_calls(near: Namespace, monkeypatch: pytes
     assert store.lookup(keys).pages == 64
     assert all(store.get(keys, got, lookup=hit).result())
     assert taken == []  # known, and still open
+
+
+def backend_of(store: KVStore) -> CurvineBackend:
+    assert isinstance(store._backend, CurvineBackend)
+    return store._backend
+
+
+class Rounds:
+    """Lets calls to the master go in rounds: what is asked while none is under way goes together. So the number of
+    rounds is that of round trips in sequence."""
+
+    def __init__(self, masters: Any) -> None:
+        self.count = 0
+        self._under_way = 0
+        self._next: trio.Event | None = None
+        masters.call, masters.call_many = self._gated(masters.call), self._gated(masters.call_many)
+
+    def _gated(self, call: Any) -> Any:
+        async def gated(*args: Any, **settings: Any) -> Any:
+            if self._next is None:
+                self._next = trio.Event()
+                trio.lowlevel.spawn_system_task(self._turn, self._next)
+            await self._next.wait()
+            try:
+                return await call(*args, **settings)
+            finally:
+                self._under_way -= 1
+
+        return gated
+
+    async def _turn(self, gate: trio.Event) -> None:
+        while True:
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            if self._under_way == 0:
+                break
+            await trio.sleep(0.001)
+        self.count += 1
+        self._next = None
+        self._under_way = gate.statistics().tasks_waiting
+        gate.set()
+
+
+def test_64_pages_cost_few_round_trips_in_sequence(near: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reader = near.open(PAGE, lease_s=60), near.open(PAGE, lease_s=60)
+    for one in (store, reader):  # each sweeps once it is open
+        calls = -1
+        while calls != (calls := backend_of(one)._fs.stats()["master_calls"]):
+            time.sleep(0.2)
+    rounds, reads = (Rounds(backend_of(one)._fs.filesystem._session.masters) for one in (store, reader))
+    keys, content, got = store.keys(range(16 * 64)), pages(PAGE, 64), empty(PAGE, 64)
+    assert all(store.put(keys, content).result())
+    # Asked once; then for each of two batches files, blocks, completion, directories and names.
+    assert rounds.count <= 1 + 2 * 5
+    hit = reader.lookup(keys)
+    assert hit.pages == 64
+    assert reads.count <= 2  # the first 32, and the rest
+    assert all(reader.get(keys, got, lookup=hit).result())
+    assert got == content
+    assert reads.count <= 2  # by the locations that the lookup got
+    assert all(reader.get(keys, got).result())
+    assert reads.count <= 3
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_durable_objects_are_synced_before_they_are_complete(near: Namespace, far: Namespace, direct: bool) -> None:
+    events: list[str] = []
+
+    class Watched(RealDisk):
+        def pwritev(self, fd: int, buffers: Any, offset_bytes: int, flags: int = 0) -> int:
+            events.append(f"write {os.readlink(f'/proc/self/fd/{fd}')}")
+            return super().pwritev(fd, buffers, offset_bytes, flags)
+
+        def fdatasync(self, fd: int) -> None:
+            events.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}")
+            super().fdatasync(fd)
+
+    settings: dict[str, Any] = {"durability": "publish", "direct": direct, "engine": "threads"}
+    store = near.open(PAGE, world=World(disk=Watched()), **settings)
+    backend = store._backend
+    assert isinstance(backend, CurvineBackend)
+    commit = backend._fs.filesystem.commit_extents_many
+
+    async def watched(extents: Sequence[Any]) -> Any:
+        events.extend(f"complete {os.readlink(f'/proc/self/fd/{extent.local.fd}')}" for extent in extents)
+        return await commit(extents)
+
+    backend._fs.filesystem.commit_extents_many = watched  # type: ignore[method-assign]
+    events.clear()
+    keys, content, got = store.keys(range(16 * 5)), pages(PAGE, 5), empty(PAGE, 5)
+    assert all(store.put(keys, content).result())
+    completed = [event.removeprefix("complete ") for event in events if event.startswith("complete ")]
+    assert len(completed) == 5
+    for file in completed:
+        mine = [event.partition(" ")[0] for event in events if event.endswith(file)]
+        assert mine[-2:] == ["sync", "complete"]
+    assert all(store.get(keys, got).result())
+    assert got == content
+    with pytest.raises(EnvironmentError_, match=r"durability='publish' is refused: .* remote"):
+        far.open(PAGE, **settings)
+    plain = near.open(PAGE, world=World(disk=Watched()), direct=direct)
+    events.clear()
+    assert all(plain.put(plain.keys(range(1000, 1016)), content[:1]).result())
+    assert not [event for event in events if event.startswith("sync")]
+
+
+def test_an_object_that_turns_out_to_be_remote_is_not_called_durable(near: Namespace) -> None:
+    store = near.open(PAGE, durability="publish")
+    backend = store._backend
+    assert isinstance(backend, CurvineBackend)
+    backend.local_file = lambda *_, **__: None  # type: ignore[method-assign]
+    transfer = store.put(store.keys(range(16)), pages(PAGE, 1))
+    assert transfer.result() == [Miss.IO]
+    assert "does not sync" in str(transfer.error(0))
+    assert near.objects() == near.staged() == []
 
 
 def test_blocks_stay_open_only_so_long(near: Namespace) -> None:

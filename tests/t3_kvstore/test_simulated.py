@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,8 @@ COUNT = 4
 CONTENT = pages(PAGE, COUNT)
 
 
-def opened(world: World, *, depth: int = 2, staging_expiry_s: float = 600.0) -> KVStore:
-    return kvstore.open(
-        "file:///pool", WHOSE, geometry=PAGE, world=world, depth=depth, staging_expiry_s=staging_expiry_s
-    )
+def opened(world: World, *, depth: int = 2, **settings: Any) -> KVStore:
+    return kvstore.open("file:///pool", WHOSE, geometry=PAGE, world=world, depth=depth, **settings)
 
 
 def fresh(seed: int) -> SimWorld:
@@ -81,6 +81,40 @@ def test_power_cuts_leave_whole_objects_or_misses(direct: DirectIo | None, names
             causes.update({"there": sum(there)} | store.stats().get_misses)
     # It is a cache: data were not synced. What is torn is seen by its checksums.
     assert causes["damaged"] if names_are_durable else causes["absent"]
+
+
+@pytest.mark.parametrize("direct", [DirectIo(512, 512), None], ids=["direct", "buffered"])
+def test_durable_objects_survive_power_cuts(direct: DirectIo | None) -> None:
+    for seed in range(30):
+        world = fresh(seed)
+        world.disk.set_direct_io(direct)
+        with opened(world, durability="publish") as store:
+            keys = store.keys(range(4 * COUNT))
+            assert all(store.put(keys[:3], CONTENT[:3]).result())
+            store.delete(keys[2:3])
+            assert all(store.put(keys[2:], CONTENT[2:]).result())
+        world.power_cut()
+        with opened(world.sibling()) as store:
+            assert all(whole_or_nothing(store, set()))
+
+
+@pytest.mark.parametrize("fault", ["fdatasync", "fsync"])
+def test_what_could_not_be_synced_is_not_stored(fault: str) -> None:
+    world = fresh(1)
+    with opened(world, durability="publish") as store:
+        keys = store.keys(range(4 * COUNT))
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, "a broken medium")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(world.disk), fault, lambda disk, fd: fail(fd))
+            assert store.put(keys, CONTENT).result() == [Miss.IO] * COUNT
+        assert store.exists(keys) == [False] * COUNT
+        assert all(store.put(keys, CONTENT).result())
+    world.power_cut()
+    with opened(world.sibling()) as store:
+        assert all(whole_or_nothing(store, set()))
 
 
 def test_killed_at_any_call_it_leaves_whole_objects_or_none() -> None:
