@@ -10,6 +10,8 @@ import typer
 import curvfs
 from curvfs.errors import UsageError
 from tools import configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wirecmd
+from tools.files import commands as filecommands
+from tools.size import command as sizecmd
 
 app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
@@ -18,6 +20,8 @@ mounthelper.register(app)
 mountscmd.register(app)
 demo.register(app)
 configcmd.register(app)
+sizecmd.register(app)
+filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")
 
 #: Base of typer's own usage errors; typer moved it between modules, its place above BadParameter stayed.
