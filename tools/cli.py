@@ -13,7 +13,7 @@ from tools import configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wire
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
 
-app = typer.Typer(name="curvfs", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="curvfs", no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
 mountcmd.register(app)
 mounthelper.register(app)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from curvfs.api import FileKind, FileStatus, SyncFileSystem
+from curvfs.client import paths
 from curvfs.errors import FileExists_, InvalidRequest, IsADirectory, NotADirectory, NotFound, UsageError
 from tools.files.modes import changed_mode, octal_mode
 from tools.files.options import PATH_HELP, Conf, Json, Paths, Setting, Verbose, complete_path
@@ -50,13 +51,20 @@ def sources_and_target(words: list[str], example: str) -> tuple[list[str], str]:
 def inside(fs: SyncFileSystem, target: Target, name: str, *, several: bool) -> Target:
     """Where something called ``name`` goes that is sent to ``target``: into it if that is a directory.
 
-    Raises NotADirectory when it must be one and is not."""
+    Raises NotADirectory when it must be one and is not, and NotFound where there is no directory for it."""
     path = follow(fs, target.path)
     status = status_or_none(fs, path)
     if status is not None and status.is_dir:
         return Target(target.config, path, target.text).child(name)
     if several or target.slash:
         raise NotADirectory(f"Cannot use {target.text}: it is not a directory; curvfs mkdir makes one.")
+    if status is None:
+        above = paths.parent_of(path)
+        parent = status_or_none(fs, above)
+        if parent is None:
+            raise NotFound(f"Cannot use {target.text}: {above} does not exist; curvfs mkdir -p makes it.")
+        if not parent.is_dir:
+            raise NotADirectory(f"Cannot use {target.text}: {above} is not a directory.")
     return target
 
 
@@ -208,18 +216,18 @@ def chmod(
     setting: Setting = None,
     as_json: Json = False,
 ) -> int:
-    """Change modes. Symlinks that are named are followed, others left alone."""
+    """Change modes. Symlinks that are named are followed."""
     changed_mode(mode, 0, is_dir=False)
-    whole = octal_mode(mode)
 
-    def change(fs: SyncFileSystem, status: FileStatus) -> dict[str, Any]:
+    def change(fs: SyncFileSystem, status: FileStatus, whole_tree: bool) -> dict[str, Any] | None:
+        if status.kind is FileKind.SYMLINK:
+            return None
         bits = changed_mode(mode, status.mode, is_dir=status.is_dir)
-        if bits != status.mode or whole is not None:
-            fs.set_attr(status.path, mode=bits)
+        fs.set_attr(status.path, mode=bits, recursive=whole_tree)
         return {"mode": f"{bits:04o}"}
 
     with Run(conf=conf, setting=setting, as_json=as_json, verbose=verbose) as run:
-        _change_each(run, path, recursive, change)
+        _change_each(run, path, recursive, change, alike=octal_mode(mode) is not None)
         return run.code
 
 
@@ -232,17 +240,17 @@ def chown(
     setting: Setting = None,
     as_json: Json = False,
 ) -> int:
-    """Change owners and groups. Symlinks that are named are followed, others left alone."""
+    """Change owners and groups. Symlinks that are named are followed."""
     user, colon, group = owner.partition(":")
     if not (user or group) or (colon and not group):
         raise UsageError(f"{owner!r} is no owner; write OWNER, OWNER:GROUP or :GROUP.")
 
-    def change(fs: SyncFileSystem, status: FileStatus) -> dict[str, Any]:
-        changed = fs.set_attr(status.path, owner=user or None, group=group or None)
+    def change(fs: SyncFileSystem, status: FileStatus, whole_tree: bool) -> dict[str, Any] | None:
+        changed = fs.set_attr(status.path, owner=user or None, group=group or None, recursive=whole_tree)
         return {"owner": changed.owner, "group": changed.group}
 
     with Run(conf=conf, setting=setting, as_json=as_json, verbose=verbose) as run:
-        _change_each(run, path, recursive, change)
+        _change_each(run, path, recursive, change, alike=True)
         return run.code
 
 
@@ -250,22 +258,29 @@ def _change_each(
     run: Run,
     words: list[str],
     recursive: bool,
-    change: Callable[[SyncFileSystem, FileStatus], dict[str, Any]],
+    change: Callable[[SyncFileSystem, FileStatus, bool], dict[str, Any] | None],
+    *,
+    alike: bool,
 ) -> None:
+    """``change`` every file; with ``alike`` a tree takes the same change everywhere, which is one call to the master
+    where nobody wants to be told of every file."""
     for text in words:
         with run.attempt(text):
             target = run.target(text)
             fs = run.open(target)
             top = fs.stat(follow(fs, target.path))
-            for status in _walk(run, fs, top) if recursive else (top,):
+            at_once = recursive and alike and not (run.verbose or run.as_json)
+            for status in _walk(run, fs, top) if recursive and not at_once else (top,):
                 with run.attempt(status.path):
-                    done = change(fs, status)
+                    done = change(fs, status, at_once)
+                    if done is None:
+                        continue
                     shown = " ".join(f"{name} {value}" for name, value in done.items())
                     run.did(f"{status.path}: {shown}", {"path": status.path} | done)
 
 
 def _walk(run: Run, fs: SyncFileSystem, top: FileStatus) -> Iterator[FileStatus]:
-    """``top`` and all that is below it, but no symlinks."""
+    """``top`` and all that is below it; symlinks are not followed."""
     waiting = [top]
     while waiting:
         status = waiting.pop()
@@ -273,7 +288,7 @@ def _walk(run: Run, fs: SyncFileSystem, top: FileStatus) -> Iterator[FileStatus]
         if status.is_dir:
             with run.attempt(status.path):
                 for page in fs.list_iter(status.path):
-                    waiting += [entry for entry in page if entry.kind is not FileKind.SYMLINK]
+                    waiting += page
 
 
 def ln(

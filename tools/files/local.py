@@ -177,7 +177,10 @@ class LocalSink:
     def _open(self) -> None:
         """Ours alone, and still under its name: whoever had it before may just have published it."""
         while True:
-            fd = self._disk.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                fd = self._disk.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise from_os_error(error, doing=f"Cannot write {self._wish.path}") from error
             try:
                 if not self._disk.lock(fd):
                     raise InProgress(f"Cannot write {self._wish.path}: another curvfs is doing it now.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from curvfs.api import FileStatus, Located, SyncFileSystem, SyncFileWriter
+from curvfs.api import FileStatus, Located, SyncFileReader, SyncFileSystem, SyncFileWriter
 from curvfs.client import paths
 from curvfs.errors import CurvfsError, FileExists_, IsADirectory, TransportError
 from tools.files.copying import RESUMABLE_BYTES
@@ -77,6 +77,7 @@ class RemoteSink:
         name = partial_name(paths.name_of(wish.path), wish.source_key or fs.world.random.uuid())
         self.partial = paths.join(paths.parent_of(wish.path), f"/{name}")
         self._writer: SyncFileWriter | None = None
+        self._reader: SyncFileReader | None = None
         self._replaced: FileStatus | None = None
         self._made = False
 
@@ -151,10 +152,13 @@ class RemoteSink:
             content = self._writer.read_at(offset_bytes, len(buffer))
             buffer[: len(content)] = content
             return len(content)
-        with self._fs.open(self.partial) as reader:
-            return reader.readinto(buffer, offset_bytes)
+        if self._reader is None:
+            self._reader = self._fs.open(self.partial)
+        return self._reader.readinto(buffer, offset_bytes)
 
     def publish(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
         wish, replaced = self._wish, self._replaced
         self._fs.set_attr(
             self.partial,
