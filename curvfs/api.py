@@ -15,11 +15,16 @@ from curvfs.client.records import (
     FileStatus,
     FilesystemInfo,
     Freed,
+    JobState,
+    JobStatus,
+    LoadJob,
     LocalExtent,
     Located,
     LockKind,
+    MountOptions,
     MountPoint,
     NewExtent,
+    NewFile,
     RemoteExtent,
     StoragePolicy,
     StorageState,
@@ -36,6 +41,8 @@ from curvfs.client.sync import (
     SyncReadExtents,
     SyncWriteExtent,
 )
+from curvfs.client.syncstores import SyncUnderStores
+from curvfs.client.understores import UnderStores
 from curvfs.client.writer import FileWriter
 from curvfs.config import ClientConfig, Settings, gather_settings, parse_url
 from curvfs.server.embedded import EmbeddedServer
@@ -55,11 +62,16 @@ __all__ = [
     "FilesystemInfo",
     "Freed",
     "HeldLock",
+    "JobState",
+    "JobStatus",
+    "LoadJob",
     "LocalExtent",
     "Located",
     "LockKind",
+    "MountOptions",
     "MountPoint",
     "NewExtent",
+    "NewFile",
     "Portal",
     "ReadExtents",
     "RemoteExtent",
@@ -71,8 +83,10 @@ __all__ = [
     "SyncFileSystem",
     "SyncFileWriter",
     "SyncReadExtents",
+    "SyncUnderStores",
     "SyncWriteExtent",
     "TtlAction",
+    "UnderStores",
     "WorkerAddress",
     "WorkerInfo",
     "WriteExtent",

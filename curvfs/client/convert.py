@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from curvfs.client.paths import name_of
 from curvfs.client.records import (
@@ -13,8 +13,12 @@ from curvfs.client.records import (
     FileLock,
     FileStatus,
     FilesystemInfo,
+    JobState,
+    JobStatus,
+    LoadJob,
     Located,
     LockKind,
+    MountOptions,
     MountPoint,
     StorageState,
     StorageType,
@@ -178,4 +182,73 @@ def mount_point(info: pb.MountInfoProto) -> MountPoint:
         ufs_path=info.ufs_path,
         cache_mode=info.write_type == pb.WRITE_TYPE_PROTO_CACHE_MODE,
         read_only=info.access_mode == pb.ACCESS_MODE_PROTO_READ_ONLY,
+        mount_id=info.mount_id,
+        properties=dict(info.properties),
     )
+
+
+def mount_options(options: MountOptions, *, update: bool) -> pb.MountOptionsProto:
+    access = pb.ACCESS_MODE_PROTO_READ_ONLY if options.read_only else pb.ACCESS_MODE_PROTO_READ_WRITE
+    return pb.MountOptionsProto(
+        update=update,
+        add_properties=options.properties,
+        remove_properties=options.remove_properties,
+        ttl_ms=options.ttl_ms,
+        ttl_action=_number(options.ttl_action),
+        read_verify_ufs=options.read_verify,
+        storage_type=_number(options.storage_type),
+        block_size=options.block_size_bytes,
+        replicas=options.replicas,
+        write_type=pb.WRITE_TYPE_PROTO_CACHE_MODE if options.cache_mode else pb.WRITE_TYPE_PROTO_FS_MODE,
+        auto_cache=_number(options.auto_cache),
+        access_mode=None if options.read_only is None else access,
+        write_cache=_number(options.write_cache),
+    )
+
+
+def load_command(job: LoadJob) -> bytes:
+    """The ``job_command`` of a load job (3.8): bincode 1, that is little-endian numbers of fixed width, strings behind
+    their length (u64), options behind a tag (u8), enums as their number (u32)."""
+
+    def text(value: str) -> bytes:
+        encoded = value.encode()
+        return struct.pack("<Q", len(encoded)) + encoded
+
+    def option(form: str, value: int | None) -> bytes:
+        return b"\0" if value is None else b"\1" + struct.pack(f"<{form}", value)
+
+    return b"".join(
+        (
+            text(job.source_path),
+            b"\0" if job.target_path is None else b"\1" + text(job.target_path),
+            option("i", job.replicas),
+            option("q", job.block_size_bytes),
+            option("I", job.storage_type),
+            option("q", job.ttl_ms),
+            option("I", job.ttl_action),
+            option("B", job.overwrite),
+        )
+    )
+
+
+def job_status(answer: pb.GetJobStatusResponse) -> JobStatus:
+    progress = answer.progress
+    return JobStatus(
+        answer.job_id,
+        _enum(JobState, answer.state, JobState.UNKNOWN),
+        answer.source_path,
+        answer.target_path,
+        progress.loaded_size,
+        progress.total_size,
+        progress.update_time,
+        progress.message,
+    )
+
+
+def job_submitted(answer: pb.SubmitJobResponse, source_path: str) -> JobStatus:
+    return JobStatus(answer.job_id, _enum(JobState, answer.state, JobState.UNKNOWN), source_path, answer.target_path)
+
+
+def _number(value: int | None) -> Any:
+    """A number for a field of any type; None leaves the field out, which the stubs do not say everywhere."""
+    return value if value is None or isinstance(value, bool) else int(value)

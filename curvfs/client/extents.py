@@ -238,6 +238,10 @@ class WriteExtent:
             self._writer.wrote_to(self._size)
             self._commit = await self._writer.complete()
 
+    def adopt(self, commit: pb.CommitBlockProto) -> None:
+        """The block was written and completed in a stream with others: what is left is to tell the master."""
+        self._commit = commit
+
     def completion(self) -> tuple[str, int, int, list[pb.CommitBlockProto]]:
         """What the master must be told then: full path, inode id, length, commits."""
         return self._full_path, self._status.id, self._size, [self._commit] if self._commit is not None else []

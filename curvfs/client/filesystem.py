@@ -38,10 +38,13 @@ from curvfs.client.records import (
     Located,
     MountPoint,
     NewExtent,
+    NewFile,
     StoragePolicy,
     TtlAction,
 )
 from curvfs.client.session import Session
+from curvfs.client.smallfiles import write_files
+from curvfs.client.understores import UnderStores
 from curvfs.client.writer import FileWriter
 from curvfs.config import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, ClientConfig, resolve_config
 from curvfs.errors import (
@@ -75,6 +78,7 @@ class CurvineFileSystem:
         self._calls = MasterCalls(session)
         self._root = paths.normalize(session.config.root)
         self._mounts = MountTable(session, self._calls)
+        self._under_stores = UnderStores(self._calls, self._mounts, self._root)
 
     @property
     def config(self) -> ClientConfig:
@@ -329,6 +333,11 @@ class CurvineFileSystem:
     async def statfs(self) -> FilesystemInfo:
         """Space and workers of the whole cluster (4.18)."""
         return convert.filesystem_info(await self._calls.info())
+
+    @property
+    def under_stores(self) -> UnderStores:
+        """Mounts of under stores and the jobs that load from them: the master's part of them, that is."""
+        return self._under_stores
 
     async def mount_table(self) -> tuple[MountPoint, ...]:
         """Directories that are tied to an under store, as full paths (4.19)."""
@@ -614,6 +623,33 @@ class CurvineFileSystem:
     ) -> builtins.list[WriteExtent | CurvfsError]:
         """:meth:`create_extent` of many files with two calls to the master for all of them (4.16). A file's own
         failure stands in its place; :meth:`commit_extents_many` commits them with one call."""
+        plans = self._plans(files, mode=mode, owner=owner, group=group, policy=policy)
+        return await create_extents(self._session, self._calls, plans, direct=direct, unique_names=unique_names)
+
+    async def write_files(
+        self,
+        files: Sequence[NewFile],
+        *,
+        mode: int = 0o644,
+        owner: str = "",
+        group: str = "",
+        policy: StoragePolicy | None = None,
+        unique_names: bool = False,
+    ) -> builtins.list[FileStatus | CurvfsError]:
+        """Make many files whole: three calls to the master for all of them, and one stream to each worker for those of
+        up to 1 MiB (4.16). Exclusive, as :meth:`create` is; ``unique_names`` as there. A file's own failure stands in
+        its place, and leaves no file behind; nothing of it is published before all of it is."""
+        contents = [memoryview(file.content).cast("B") for file in files]
+        extents = [
+            NewExtent(file.path, len(content), file.xattrs) for file, content in zip(files, contents, strict=True)
+        ]
+        plans = self._plans(extents, mode=mode, owner=owner, group=group, policy=policy)
+        return await write_files(self._session, self._calls, plans, contents, unique_names=unique_names)
+
+    def _plans(
+        self, files: Sequence[NewExtent], *, mode: int, owner: str, group: str, policy: StoragePolicy | None
+    ) -> builtins.list[Plan | CurvfsError]:
+        """Files of one block as they are asked for; one that cannot be stands as its error."""
 
         def plan(file: NewExtent) -> Plan:
             size_bytes, path = file.size_bytes, file.path
@@ -638,7 +674,7 @@ class CurvineFileSystem:
                 plans.append(plan(file))
             except CurvfsError as error:
                 plans.append(error)
-        return await create_extents(self._session, self._calls, plans, direct=direct, unique_names=unique_names)
+        return plans
 
     async def commit_extents_many(self, extents: Sequence[WriteExtent]) -> builtins.list[FileStatus | CurvfsError]:
         """:meth:`WriteExtent.commit` of many, with one call to the master. A file's own failure stands in its place."""

@@ -44,7 +44,7 @@ class MasterCalls:
         self._session = session
         self._masters = session.masters
 
-    async def _call(
+    async def call(
         self,
         code: RpcCode,
         request: Message,
@@ -56,6 +56,7 @@ class MasterCalls:
         give_up: Callable[[CurvfsError], bool] | None = None,
         req_id: int | None = None,
     ) -> M:
+        """Any call: its arguments are those of :meth:`curvfs.net.cluster.MasterCluster.call`."""
         header = await self._masters.call(
             code, encode(request), doing=doing, replay=replay, progress=progress, give_up=give_up, req_id=req_id
         )
@@ -77,7 +78,7 @@ class MasterCalls:
 
     async def info(self) -> pb.GetFilesystemInfoResponse:
         request = pb.GetFilesystemInfoRequest(component_info=self._session.component_info)
-        return await self._call(
+        return await self.call(
             RpcCode.GET_FILESYSTEM_INFO, request, pb.GetFilesystemInfoResponse, "read the file system's size"
         )
 
@@ -90,16 +91,16 @@ class MasterCalls:
                 for name, value in sorted(counters.items())
             ],
         )
-        await self._call(RpcCode.METRICS_REPORT, request, pb.MetricsReportResponse, "report metrics")
+        await self.call(RpcCode.METRICS_REPORT, request, pb.MetricsReportResponse, "report metrics")
 
     async def mount_table(self) -> pb.GetMountTableResponse:
-        return await self._call(
+        return await self.call(
             RpcCode.GET_MOUNT_TABLE, pb.GetMountTableRequest(), pb.GetMountTableResponse, "read the mount table"
         )
 
     async def status(self, path: str) -> pb.FileStatusProto:
         request = pb.GetFileStatusRequest(path=path)
-        answer = await self._call(RpcCode.FILE_STATUS, request, pb.GetFileStatusResponse, f"stat {path}")
+        answer = await self.call(RpcCode.FILE_STATUS, request, pb.GetFileStatusResponse, f"stat {path}")
         return answer.status
 
     async def status_or_none(self, path: str) -> pb.FileStatusProto | None:
@@ -109,7 +110,7 @@ class MasterCalls:
             return None
 
     async def exists(self, path: str) -> bool:
-        answer = await self._call(RpcCode.EXISTS, pb.ExistsRequest(path=path), pb.ExistsResponse, f"look for {path}")
+        answer = await self.call(RpcCode.EXISTS, pb.ExistsRequest(path=path), pb.ExistsResponse, f"look for {path}")
         return answer.exists
 
     async def list_options(self, path: str, start_after: str, limit: int) -> Sequence[pb.FileStatusProto]:
@@ -117,17 +118,17 @@ class MasterCalls:
         if start_after:
             options.start_after = start_after
         request = pb.ListOptionsRequest(path=path, options=options)
-        answer = await self._call(RpcCode.LIST_OPTIONS, request, pb.ListOptionsResponse, f"list {path}")
+        answer = await self.call(RpcCode.LIST_OPTIONS, request, pb.ListOptionsResponse, f"list {path}")
         return answer.statuses
 
     async def list_status(self, pattern: str) -> Sequence[pb.FileStatusProto]:
         request = pb.ListStatusRequest(path=pattern, need_location=False)
-        answer = await self._call(RpcCode.LIST_STATUS, request, pb.ListStatusResponse, f"list {pattern}")
+        answer = await self.call(RpcCode.LIST_STATUS, request, pb.ListStatusResponse, f"list {pattern}")
         return answer.statuses
 
     async def block_locations(self, path: str) -> pb.FileBlocksProto:
         request = pb.GetBlockLocationsRequest(path=path)
-        answer = await self._call(RpcCode.GET_BLOCK_LOCATIONS, request, pb.GetBlockLocationsResponse, f"open {path}")
+        answer = await self.call(RpcCode.GET_BLOCK_LOCATIONS, request, pb.GetBlockLocationsResponse, f"open {path}")
         return answer.blocks
 
     async def block_locations_many(self, paths: Sequence[str]) -> list[pb.FileBlocksProto | CurvfsError]:
@@ -170,7 +171,7 @@ class MasterCalls:
         progress = Progress()
         request = pb.MkdirRequest(path=path, opts=options)
         try:
-            answer = await self._call(RpcCode.MKDIR, request, pb.MkdirResponse, f"make {path}", progress=progress)
+            answer = await self.call(RpcCode.MKDIR, request, pb.MkdirResponse, f"make {path}", progress=progress)
         except FileExists_:
             status = await self.status_or_none(path) if progress.uncertain else None
             if status is None or not status.is_dir:
@@ -194,7 +195,7 @@ class MasterCalls:
         progress = Progress(uncertain=replay_of is not None)
         request = pb.CreateFileRequest(path=path, opts=options, flags=flags)
         try:
-            answer = await self._call(
+            answer = await self.call(
                 RpcCode.CREATE_FILE,
                 request,
                 pb.CreateFileResponse,
@@ -218,14 +219,14 @@ class MasterCalls:
 
     async def open_for_write(self, path: str, options: pb.CreateFileOptsProto, flags: int) -> pb.FileBlocksProto:
         request = pb.OpenFileRequest(path=path, opts=options, flags=flags)
-        answer = await self._call(RpcCode.OPEN_FILE, request, pb.OpenFileResponse, f"open {path} for writing")
+        answer = await self.call(RpcCode.OPEN_FILE, request, pb.OpenFileResponse, f"open {path} for writing")
         return answer.file_blocks
 
     async def delete(self, path: str, *, recursive: bool) -> None:
         progress = Progress()
         request = pb.DeleteRequest(path=path, recursive=recursive)
         try:
-            await self._call(RpcCode.DELETE, request, pb.DeleteResponse, f"delete {path}", progress=progress)
+            await self.call(RpcCode.DELETE, request, pb.DeleteResponse, f"delete {path}", progress=progress)
         except NotFound:
             if not progress.uncertain:
                 raise
@@ -233,14 +234,14 @@ class MasterCalls:
     async def free(self, path: str, *, recursive: bool) -> pb.FreeResultProto:
         """A replay of one that was done answers that nothing was freed."""
         request = pb.FreeRequest(path=path, recursive=recursive)
-        return (await self._call(RpcCode.FREE, request, pb.FreeResponse, f"free {path}")).res
+        return (await self.call(RpcCode.FREE, request, pb.FreeResponse, f"free {path}")).res
 
     async def rename(self, src: str, dst: str, flags: int, *, inode_id: int) -> None:
         """``inode_id`` is the source's: found at ``dst`` after a replay that failed, the rename was done."""
         progress = Progress()
         request = pb.RenameRequest(src=src, dst=dst, flags=flags)
         try:
-            await self._call(RpcCode.RENAME, request, pb.RenameResponse, f"rename {src} to {dst}", progress=progress)
+            await self.call(RpcCode.RENAME, request, pb.RenameResponse, f"rename {src} to {dst}", progress=progress)
         except (NotFound, FileExists_):
             status = await self.status_or_none(dst) if progress.uncertain else None
             if status is None or status.id != inode_id:
@@ -342,7 +343,7 @@ class MasterCalls:
         excluded = self._session.excluded()
         if excluded:
             try:
-                return await self._call(
+                return await self.call(
                     code,
                     request(excluded),
                     answer,
@@ -352,7 +353,7 @@ class MasterCalls:
                 )
             except OutOfSpace:
                 self._session.forgive()
-        return await self._call(code, request(()), answer, doing, progress=progress)
+        return await self.call(code, request(()), answer, doing, progress=progress)
 
     async def complete_file(
         self,
@@ -369,7 +370,7 @@ class MasterCalls:
         if set_attr is not None:
             request.set_attr_opts.CopyFrom(set_attr)
         doing = f"{'flush' if only_flush else 'close'} {path}"
-        return await self._call(RpcCode.COMPLETE_FILE, request, pb.CompleteFileResponse, doing)
+        return await self.call(RpcCode.COMPLETE_FILE, request, pb.CompleteFileResponse, doing)
 
     def _complete_request(
         self, path: str, inode_id: int, length_bytes: int, commits: Sequence[pb.CommitBlockProto], *, only_flush: bool
@@ -389,7 +390,7 @@ class MasterCalls:
         extending alone: the master checks that the cluster has room for it."""
         options = pb.FileAllocOptsProto(truncate=not allocate, off=0, len=length_bytes, mode=0)
         request = pb.FileResizeRequest(path=path, opts=options)
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.RESIZE_FILE, request, pb.FileResizeResponse, f"resize {path} to {length_bytes} bytes"
         )
         return answer.file_blocks
@@ -415,7 +416,7 @@ class MasterCalls:
         request = pb.CreateFilesBatchRequest(
             requests=[pb.CreateFileRequest(path=path, opts=options, flags=flags) for path, options in files]
         )
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.CREATE_FILES_BATCH,
             request,
             pb.CreateFilesBatchResponse,
@@ -440,7 +441,7 @@ class MasterCalls:
                 for path, inode_id in files
             ]
         )
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.ADD_BLOCKS_BATCH,
             request,
             pb.AddBlocksBatchResponse,
@@ -458,7 +459,7 @@ class MasterCalls:
                 for path, inode_id, length_bytes, commits in files
             ]
         )
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.COMPLETE_FILES_BATCH, request, pb.CompleteFilesBatchResponse, f"close {len(files)} files"
         )
         if not all(_as_many(answer.results, len(files), "files closed")):
@@ -467,14 +468,14 @@ class MasterCalls:
     # ------------------------------------------------------------------------------------------------------- locks
 
     async def get_lock(self, path: str, lock: pb.FileLockProto) -> pb.FileLockProto | None:
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.GET_LOCK, pb.GetLockRequest(path=path, lock=lock), pb.GetLockResponse, f"look for locks of {path}"
         )
         return answer.conflict if answer.HasField("conflict") else None
 
     async def set_lock(self, path: str, lock: pb.FileLockProto) -> pb.FileLockProto | None:
         """The conflicting lock, in which case nothing changed; executed again when repeated, which is harmless."""
-        answer = await self._call(
+        answer = await self.call(
             RpcCode.SET_LOCK, pb.SetLockRequest(path=path, lock=lock), pb.SetLockResponse, f"lock {path}"
         )
         return answer.conflict if answer.HasField("conflict") else None

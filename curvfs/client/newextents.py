@@ -25,7 +25,7 @@ from curvfs.net.cluster import Progress
 from curvfs.wire.messages import pb
 
 #: A block, and whether its workers may have been lost with an answer.
-_Added = tuple[pb.LocatedBlockProto, Progress]
+Added = tuple[pb.LocatedBlockProto, Progress]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,7 +44,9 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class Made:
+    """A file that was made as planned."""
+
     plan: Plan
     status: FileStatus
 
@@ -54,17 +56,17 @@ async def create_extents(
 ) -> list[WriteExtent | CurvfsError]:
     """Make the files, and open the block of each. A file's own failure stands in its place; it leaves nothing behind
     that the master could be told to remove."""
-    made = await _create(session, calls, plans, unique_names)
-    blocks = await _add_blocks(session, calls, made)
+    made = await create_files(session, calls, plans, unique_names)
+    blocks = await add_first_blocks(session, calls, made)
 
-    async def finish(pair: tuple[_Made, _Added | CurvfsError | None]) -> WriteExtent:
+    async def finish(pair: tuple[Made, Added | CurvfsError | None]) -> WriteExtent:
         entry, added = pair
         try:
             if isinstance(added, CurvfsError):
                 raise added
             return await _open(session, calls, entry, added, direct=direct)
         except BaseException:
-            await _extent(session, calls, entry, None, "").abort()
+            await extent_of(session, calls, entry, None, "").abort()
             raise
 
     return await each(
@@ -121,9 +123,10 @@ async def each(call: Callable[[T], Awaitable[R]], items: Sequence[T | CurvfsErro
     return results
 
 
-async def _create(
+async def create_files(
     session: Session, calls: MasterCalls, plans: Sequence[Plan | CurvfsError], unique_names: bool
-) -> list[_Made | CurvfsError]:
+) -> list[Made | CurvfsError]:
+    """CreateFile of all, in one call where the master knows batches."""
     wanted = [plan for plan in plans if isinstance(plan, Plan)]
     base: int | None = None
     statuses: Sequence[pb.FileStatusProto] | None = None
@@ -140,7 +143,7 @@ async def _create(
         except CurvfsError:
             session.stats["batches_split"] += 1
 
-    async def one(numbered: tuple[int, Plan]) -> _Made:
+    async def one(numbered: tuple[int, Plan]) -> Made:
         index, plan = numbered
         if failure is not None:
             raise failure
@@ -151,17 +154,17 @@ async def _create(
             status = await calls.create(
                 plan.full_path, plan.options, _FLAGS, unique_name=unique_names, replay_of=replay_of
             )
-        return _Made(plan, convert.file_status(status, plan.path))
+        return Made(plan, convert.file_status(status, plan.path))
 
     made = iter(await each(one, list(enumerate(wanted))))
     return [next(made) if isinstance(plan, Plan) else plan for plan in plans]
 
 
-async def _add_blocks(
-    session: Session, calls: MasterCalls, made: Sequence[_Made | CurvfsError]
-) -> list[_Added | CurvfsError | None]:
+async def add_first_blocks(
+    session: Session, calls: MasterCalls, made: Sequence[Made | CurvfsError]
+) -> list[Added | CurvfsError | None]:
     """The first block of each file; None for one without bytes."""
-    wanted = [entry for entry in made if isinstance(entry, _Made) and entry.plan.size_bytes]
+    wanted = [entry for entry in made if isinstance(entry, Made) and entry.plan.size_bytes]
     blocks: Sequence[pb.LocatedBlockProto] | None = None
     asked = False
     if len(wanted) > 1 and session.knows_batches:
@@ -173,7 +176,7 @@ async def _add_blocks(
             asked = True  # some may have theirs
             session.stats["batches_split"] += 1
 
-    async def one(numbered: tuple[int, _Made]) -> _Added:
+    async def one(numbered: tuple[int, Made]) -> Added:
         index, entry = numbered
         progress = Progress(uncertain=asked)
         if blocks is not None:
@@ -184,32 +187,32 @@ async def _add_blocks(
         return located, progress
 
     added = iter(await each(one, list(enumerate(wanted))))
-    return [next(added) if isinstance(entry, _Made) and entry.plan.size_bytes else None for entry in made]
+    return [next(added) if isinstance(entry, Made) and entry.plan.size_bytes else None for entry in made]
 
 
-async def _open(
-    session: Session,
-    calls: MasterCalls,
-    made: _Made,
-    added: _Added | None,
-    *,
-    direct: bool,
-) -> WriteExtent:
-    if added is None:
-        return _extent(session, calls, made, None, "empty")
+async def placed(calls: MasterCalls, made: Made, added: Added) -> pb.LocatedBlockProto:
+    """The first block of a file, with its workers. Raises InProgress when another writer has it."""
     located, progress = added
     path = made.plan.full_path
     if not located.locs:
         if not progress.uncertain:
             raise InProgress(f"Cannot write {path}: another client is writing it; use unique names.")
         located.locs.extend((await calls.assign_worker(path, located.block)).locs)
+    return located
+
+
+async def _open(session: Session, calls: MasterCalls, made: Made, added: Added | None, *, direct: bool) -> WriteExtent:
+    if added is None:
+        return extent_of(session, calls, made, None, "empty")
+    located = await placed(calls, made, added)
     reason = session.local.candidate(convert.worker_address(located.locs[0])) if located.locs else "lost"
     writer = await BlockWriter.open(
         session, located, offset_bytes=0, capacity_bytes=made.plan.options.block_size, new=True, direct=direct
     )
-    return _extent(session, calls, made, writer, "replicas" if len(located.locs) > 1 else reason or "refused")
+    return extent_of(session, calls, made, writer, "replicas" if len(located.locs) > 1 else reason or "refused")
 
 
-def _extent(session: Session, calls: MasterCalls, made: _Made, writer: BlockWriter | None, reason: str) -> WriteExtent:
+def extent_of(session: Session, calls: MasterCalls, made: Made, writer: BlockWriter | None, reason: str) -> WriteExtent:
+    """The handle of a file that was made; ``writer`` is its block's, if it has one that is open."""
     plan = made.plan
     return WriteExtent(session, calls, plan.full_path, made.status, plan.size_bytes, writer, reason)

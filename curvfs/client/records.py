@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from curvfs.buffers import Buffer
+
 
 class FileKind(enum.IntEnum):
     """What stands at a path (FileTypeProto, specification section 3.2; numbers as on the wire)."""
@@ -83,6 +85,15 @@ class NewExtent:
 
     path: str
     size_bytes: int
+    xattrs: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """One file of :meth:`CurvineFileSystem.write_files`: its name and all of its content."""
+
+    path: str
+    content: Buffer = field(repr=False)
     xattrs: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -224,12 +235,77 @@ class FileLock:
 
 @dataclass(frozen=True, slots=True)
 class MountPoint:
-    """A Curvine directory tied to an under store (MountInfoProto, 3.6 and 4.19)."""
+    """A Curvine directory tied to an under store (MountInfoProto, 3.6 and 4.19). ``path`` is a full path of the
+    namespace. ``properties`` may hold credentials: they are not shown, and not compared."""
 
     path: str
     ufs_path: str
     cache_mode: bool
     read_only: bool
+    mount_id: int = 0
+    properties: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """How a directory is tied to an under store (MountOptionsProto, 3.6 and 4.19). What is None is left to the master.
+
+    ``cache_mode``: the under store tells what is there, and Curvine holds copies; else the master does. ``properties``
+    are the store's (endpoint, region, credentials), ``remove_properties`` are for updates.
+    """
+
+    cache_mode: bool
+    read_only: bool | None = None
+    properties: dict[str, str] = field(default_factory=dict, repr=False)
+    remove_properties: tuple[str, ...] = ()
+    read_verify: bool = False
+    ttl_ms: int | None = None
+    ttl_action: TtlAction | None = None
+    storage_type: StorageType | None = None
+    block_size_bytes: int | None = None
+    replicas: int | None = None
+    auto_cache: bool | None = None
+    write_cache: bool | None = None
+
+
+class JobState(enum.IntEnum):
+    """How far a job has come (JobTaskStateProto, 3.2)."""
+
+    UNKNOWN = 0
+    PENDING = 1
+    LOADING = 2
+    COMPLETED = 3
+    FAILED = 4
+    CANCELED = 5
+    PARTIAL_SUCCESS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """What a master is asked to load from an under store (3.8). What is None is left to the master."""
+
+    source_path: str
+    target_path: str | None = None
+    replicas: int | None = None
+    block_size_bytes: int | None = None
+    storage_type: StorageType | None = None
+    ttl_ms: int | None = None
+    ttl_action: TtlAction | None = None
+    overwrite: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as the master sees it (SubmitJobResponse and GetJobStatusResponse, 3.8). The paths are the master's."""
+
+    job_id: str
+    state: JobState
+    source_path: str
+    target_path: str
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    updated_ms: int = 0
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

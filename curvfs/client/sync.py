@@ -29,9 +29,11 @@ from curvfs.client.records import (
     Located,
     MountPoint,
     NewExtent,
+    NewFile,
     StoragePolicy,
     TtlAction,
 )
+from curvfs.client.syncstores import SyncUnderStores
 from curvfs.client.writer import FileWriter
 from curvfs.config import ClientConfig, resolve_config
 from curvfs.errors import CurvfsError, NotFound, UsageError
@@ -278,6 +280,10 @@ class SyncFileSystem:
     def stats(self) -> dict[str, int]:
         return self.filesystem.stats()
 
+    @property
+    def under_stores(self) -> SyncUnderStores:
+        return SyncUnderStores(self)
+
     # --------------------------------------------------------------------------------------------------- many at once
 
     def locate_many(self, paths: Sequence[str]) -> builtins.list[Located | CurvfsError]:
@@ -321,6 +327,29 @@ class SyncFileSystem:
     def commit_extents_many(self, extents: Sequence[SyncWriteExtent]) -> builtins.list[FileStatus | CurvfsError]:
         """:meth:`SyncWriteExtent.commit` of many in one turn of the trio thread, with one call to the master."""
         return self._portal.run(self.filesystem.commit_extents_many, [extent.asynchronous for extent in extents])
+
+    def write_files(
+        self,
+        files: Sequence[NewFile],
+        *,
+        mode: int = 0o644,
+        owner: str = "",
+        group: str = "",
+        policy: StoragePolicy | None = None,
+        unique_names: bool = False,
+    ) -> builtins.list[FileStatus | CurvfsError]:
+        """Many small files whole: a few calls for all of them."""
+        return self._portal.run(
+            partial(
+                self.filesystem.write_files,
+                files,
+                mode=mode,
+                owner=owner,
+                group=group,
+                policy=policy,
+                unique_names=unique_names,
+            )
+        )
 
     def run_many(self, calls: Iterable[Callable[[], Awaitable[T]]]) -> builtins.list[T | CurvfsError]:
         """Run many async calls at once in the trio thread, in one turn; a call's own failure stands in its place."""

@@ -54,21 +54,24 @@ class WorkerPool:
         self.stats = stats
         self._idle: dict[WorkerKey, list[_Idle]] = {}
 
-    async def open(self, worker: WorkerKey, code: int, header: bytes, *, doing: str) -> tuple[BlockChannel, bytes]:
-        """Open a block stream; the channel and the header of the worker's answer.
+    async def open(
+        self, worker: WorkerKey, code: int, header: bytes, *, doing: str, req_id: int | None = None
+    ) -> tuple[BlockChannel, bytes]:
+        """Open a block stream; the channel and the header of the worker's answer. ``req_id`` is for headers that name
+        the stream's own.
 
         A pooled connection that turns out to be stale is replaced once: an Open changes nothing that a second one
         would not (5.2). Raises RemoteError when the worker refuses, TransportError when it does not answer.
         """
         idle = self._take(worker)
         if idle is not None:
-            channel = BlockChannel(self, worker, idle, code, doing)
+            channel = BlockChannel(self, worker, idle, code, doing, req_id)
             try:
                 return channel, await channel.open(header)
             except ConnectionLost:
                 self.stats["worker_stale_connections"] += 1
                 await self._close_idle(worker)  # the others are as old: the worker was restarted
-        channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing)
+        channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing, req_id)
         return channel, await channel.open(header)
 
     async def ask(
@@ -158,10 +161,18 @@ class BlockChannel:
     ConnectionLost, and :meth:`release` closes it.
     """
 
-    def __init__(self, pool: WorkerPool, worker: WorkerKey, frames: FrameStream, code: int, doing: str) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        worker: WorkerKey,
+        frames: FrameStream,
+        code: int,
+        doing: str,
+        req_id: int | None = None,
+    ) -> None:
         self._pool = pool
         self._frames = frames
-        self._stream = BlockStream(code, pool.world.random.request_id())
+        self._stream = BlockStream(code, pool.world.random.request_id() if req_id is None else req_id)
         self._doing = doing
         self._broken = False
         self._released = False
@@ -191,13 +202,13 @@ class BlockChannel:
         """Send a Running frame; its reply is taken with :meth:`reply`, in order, later."""
         await self.send(self._stream.running(header, sum(map(len, payload))), *payload)
 
-    async def finish(self, header: bytes) -> None:
-        """Complete the stream and take the answer; every other reply must have been taken.
+    async def finish(self, header: bytes) -> bytes:
+        """Complete the stream and take the answer, whose header is returned; every other reply must have been taken.
 
         Raises RemoteError when the worker refuses.
         """
         await self.send(self._stream.complete(header))
-        await self.reply()
+        return (await self.reply()).header
 
     async def cancel(self, header: bytes) -> None:
         """Cancel the stream, whatever is still unanswered. Raises RemoteError when the worker refuses."""

@@ -25,7 +25,7 @@ from curvfs.server.metastore import EXPIRED_AT_ONCE
 from curvfs.server.namespace import ACCESS_MODE, Namespace
 from curvfs.server.oplog import Log
 from curvfs.server.records import Change
-from curvfs.server.refusals import common
+from curvfs.server.refusals import JOB_NOT_FOUND, UNSUPPORTED, common, refusal
 from curvfs.server.replies import Replies
 from curvfs.server.retrycache import RetryCache
 from curvfs.units import KIB
@@ -360,6 +360,12 @@ class Master:
     def _mount_info(self, _message: Any, _: int) -> Message:
         return pb.GetMountInfoResponse()
 
+    def _no_under_stores(self, _message: Any, _: int) -> Message:
+        raise refusal(UNSUPPORTED, "Unsupported operation: this server has no under stores")
+
+    def _no_such_job(self, message: Any, _: int) -> Message:
+        raise refusal(JOB_NOT_FOUND, f"Job {message.job_id} not found")
+
     def _metrics_report(self, _message: Any, _: int) -> Message:
         return pb.MetricsReportResponse()
 
@@ -415,6 +421,11 @@ _HANDLERS: dict[int, tuple[type[Message], Handler]] = {
     RpcCode.LIST_OPTIONS: (pb.ListOptionsRequest, Master._list_options),
     RpcCode.GET_MOUNT_TABLE: (pb.GetMountTableRequest, Master._mount_table),
     RpcCode.GET_MOUNT_INFO: (pb.GetMountInfoRequest, Master._mount_info),
+    RpcCode.MOUNT: (pb.MountRequest, Master._no_under_stores),
+    RpcCode.UNMOUNT: (pb.UnMountRequest, Master._no_under_stores),
+    RpcCode.SUBMIT_JOB: (pb.SubmitJobRequest, Master._no_under_stores),
+    RpcCode.GET_JOB_STATUS: (pb.GetJobStatusRequest, Master._no_such_job),
+    RpcCode.CANCEL_JOB: (pb.CancelJobRequest, Master._no_such_job),
     RpcCode.METRICS_REPORT: (pb.MetricsReportRequest, Master._metrics_report),
 }
 

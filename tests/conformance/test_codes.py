@@ -9,6 +9,8 @@ from conformance.rules import ALPHA, HEAD, rule
 from curvfs.wire.codes import RequestStatus, RpcCode
 from curvfs.wire.messages import pb
 
+UNSUPPORTED, JOB_NOT_FOUND = 19, 23
+
 
 @rule("2.1")
 @pytest.mark.parametrize("code", [1, 6, 22, 32, 44, 45])
@@ -86,10 +88,25 @@ async def test_free_of_a_missing_file(probe: Probe) -> None:
 async def test_under_stores_are_refused(probe: Probe) -> None:
     """The embedded server has none."""
     request = pb.MountRequest(cv_path=probe.directory, ufs_path="s3://bucket/x", mount_options=pb.MountOptionsProto())
-    async with refused(COMMON, 19):
+    async with refused(COMMON, UNSUPPORTED):
         await probe.call(RpcCode.MOUNT, request)
-    async with refused(COMMON, 19):
+    async with refused(COMMON, UNSUPPORTED):
         await probe.call(RpcCode.UNMOUNT, pb.UnMountRequest(cv_path=probe.directory))
+
+
+@rule("2.1", "3.8", embedded="a cluster may have under stores")
+async def test_there_is_nothing_to_load_from(probe: Probe) -> None:
+    request = pb.SubmitJobRequest(job_type=pb.LOAD, job_command=bytes(8 + 7))
+    async with refused(COMMON, UNSUPPORTED):
+        await probe.call(RpcCode.SUBMIT_JOB, request)
+
+
+@rule("1.8", "2.1", "3.8")
+async def test_a_job_that_nobody_submitted(probe: Probe) -> None:
+    async with refused(JOB_NOT_FOUND):
+        await probe.call(RpcCode.GET_JOB_STATUS, pb.GetJobStatusRequest(job_id="job_" + "0" * 32, verbose=False))
+    async with refused(JOB_NOT_FOUND, COMMON):
+        await probe.call(RpcCode.CANCEL_JOB, pb.CancelJobRequest(job_id="job_" + "0" * 32))
 
 
 @rule("2.1")
