@@ -9,7 +9,7 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wirecmd
+from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wirecmd
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
 
@@ -20,6 +20,7 @@ mounthelper.register(app)
 mountscmd.register(app)
 demo.register(app)
 configcmd.register(app)
+benchcmd.register(app)
 sizecmd.register(app)
 filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")

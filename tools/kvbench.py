@@ -15,7 +15,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +25,14 @@ from curvfs import __version__
 from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.units import format_size, parse_size
 from curvfs.world import World
+from tools.bench.fio import run_fio, speeds
 
 WORLD = World.real()
 
 
 def fio(directory: Path, action: str, *, size_bytes: int, count: int, depth: int) -> float:
     """Bytes per second of fio writing or reading ``count`` files."""
-    command = [
-        "fio",
+    words = [
         "--name=kvbench",
         f"--directory={directory}",
         f"--rw={action}",
@@ -45,16 +44,8 @@ def fio(directory: Path, action: str, *, size_bytes: int, count: int, depth: int
         "--ioengine=io_uring",
         "--direct=1",
         "--fallocate=none",
-        "--output-format=json",
     ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    except FileNotFoundError as error:
-        raise EnvironmentError_("fio is not installed; install the package fio.") from error
-    except subprocess.CalledProcessError as error:
-        raise EnvironmentError_(f"fio failed: {error.stderr.strip()[-300:]}") from error
-    report = json.loads(done.stdout[done.stdout.index("{") :])
-    return float(report["jobs"][0][action]["bw_bytes"])
+    return speeds(run_fio(words))[action]
 
 
 def timed(function: Callable[[], object]) -> tuple[float, float]:
