@@ -43,7 +43,7 @@ from kvstore.results import Miss, Result
 from kvstore.store import KVStore
 from kvstore.transfer import Transfer
 
-logger = logging.getLogger("kvstore")
+logger = logging.getLogger("vllm.curvfs")
 
 _MISSES = "vllm:kv_offload_curvfs_load_misses"
 _FAILURES = "vllm:kv_offload_curvfs_store_failures"

@@ -12,7 +12,7 @@ from typing import Any
 from curvfs.world import Disk
 from kvstore.connectors.identity import EnginePages, model_name, weights_revision
 
-logger = logging.getLogger("kvstore")
+logger = logging.getLogger("vllm.curvfs")
 
 WHERE = "the tier's entry of secondary_tiers in --kv-transfer-config"
 
