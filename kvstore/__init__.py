@@ -13,6 +13,8 @@
 Every result is a number of bytes or a :class:`Miss`. A miss is always safe: nothing of the caller's was touched.
 """
 
+from kvstore.capacity.room import CapacityStats
+from kvstore.capacity.settings import Capacity
 from kvstore.completions import Completions
 from kvstore.geometry import Geometry, Shard, TensorSpec
 from kvstore.inventory import Listing, StoredPage, Usage
@@ -25,6 +27,8 @@ from kvstore.transfer import Layer, Transfer
 from kvstore.views import PageView
 
 __all__ = [
+    "Capacity",
+    "CapacityStats",
     "Completions",
     "Extra",
     "Geometry",

@@ -69,6 +69,11 @@ class Inventory:
             object_bytes += entry.length_bytes
         return Usage(objects, object_bytes, self._backend.trash_bytes(), self._backend.staged_bytes())
 
-    def clear(self) -> int:
-        """Remove every object; how many."""
-        return sum(self._backend.delete(entry.name) for entry in self._backend.walk(self._namespace))
+    def clear(self) -> tuple[int, int]:
+        """Remove every object; how many, and their bytes."""
+        count = size_bytes = 0
+        for entry in self._backend.walk(self._namespace):
+            if self._backend.delete(entry.name):
+                count += 1
+                size_bytes += entry.length_bytes
+        return count, size_bytes

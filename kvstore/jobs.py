@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from curvfs.errors import CurvfsError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectReader
+from kvstore.capacity.room import Room
 from kvstore.engine.base import Engine
 from kvstore.loading import close_reader
 from kvstore.page import Form, Page
@@ -60,10 +61,12 @@ class Jobs:
         pages: PageIO,
         resharder: Resharder,
         counters: Counters,
+        room: Room,
         *,
         max_queued: int,
     ) -> None:
         self._world = world
+        self._room = room
         self._backend = backend
         self._engine = engine
         self._pages = pages
@@ -139,6 +142,12 @@ class Jobs:
             page.settled = True
             self.in_flight -= 1
         page.plan.drop()
+        if page.storing:
+            if not isinstance(result, int):
+                self._abort(page)
+            self._room.withdraw(page)
+        elif result is Miss.ABSENT:
+            self._room.gone(page.name)
         if result is not None:
             page.transfer.settle(page.index, result, error)
 
@@ -166,15 +175,16 @@ class Jobs:
     def _plan_puts(self, pages: list[Page]) -> None:
         """Ask for all of them in one round, store those that are not there."""
         new = []
+        moment = self._room.moment()
         for page, answer in zip(pages, self.confirm([page.name for page in pages]), strict=True):
             try:
-                there = self._pages.taken(page, answer)
+                if self._pages.taken(page, answer) and self._room.still_there(page.name, moment):
+                    self._counters.existed()
+                    self._settle(page, self._pages.page_bytes)
+                    continue
+                self._room.admit(page, self._pages.object_bytes)
             except CurvfsError as error:
                 self._settle(page, miss_of(error), error)
-                continue
-            if there:
-                self._counters.existed()
-                self._settle(page, self._pages.page_bytes)
             else:
                 new.append(page)
         batches = list(self._batches(new))
@@ -225,7 +235,9 @@ class Jobs:
                 self._settle(page, miss_of(answer, storing=True), answer)
                 continue
             try:
-                if not answer:  # somebody else was first: with the same bytes, if it is an object of this kind
+                if answer:
+                    self._room.published(page, page.object_bytes)
+                else:  # somebody else was first: with the same bytes, if it is an object of this kind
                     self._pages.taken(page, self.confirm([page.name])[0])
                 self._settle(page, self._pages.page_bytes)
             except CurvfsError as error:

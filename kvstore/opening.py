@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from curvfs.errors import ConfigError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Direct
+from kvstore.capacity.settings import Capacity
 from kvstore.codecs import codec_named
 from kvstore.devices import CudaDevices, Devices
 from kvstore.engine.base import Engine
@@ -38,6 +39,7 @@ def open(
     staging_expiry_s: float = 600.0,
     lease_s: float = 30.0,
     devices: Devices | None = None,
+    capacity: Capacity | None = None,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
@@ -59,6 +61,7 @@ def open(
     * ``codec``: ``zstd`` compresses what is put, where that makes it shorter; any store reads it, as a whole.
     * ``staging_expiry_s``: age at which another process's silent staging directory is taken for dead.
     * ``lease_s``: how long a ``lookup`` keeps what it promised from those who evict, and may be repeated unasked.
+    * ``capacity``: quota, time to live and free room to leave; see :class:`kvstore.Capacity`.
     * ``devices``: where tensors may lie that are not in host memory; the GPUs that torch knows unless said otherwise.
 
     Raises ConfigError, EnvironmentError_, TransportError.
@@ -76,8 +79,8 @@ def open(
             "timeout_s": timeout_s,
             "lookup_timeout_s": lookup_timeout_s,
             "staging_expiry_s": staging_expiry_s,
-            "lease_s": lease_s,
         },
+        lease_s=lease_s,
         reshard_from=reshard_from,
     )
     packer = codec_named(codec)
@@ -113,6 +116,7 @@ def open(
             reshard_from=reshard_from,
             codec=packer,
             devices=devices or CudaDevices(world),
+            capacity=capacity or Capacity(),
         )
     except BaseException:
         moving.close(1.0)
@@ -132,6 +136,7 @@ def _check(
     durability: str,
     counts: dict[str, int],
     durations_s: dict[str, float],
+    lease_s: float,
     reshard_from: Sequence[int],
 ) -> None:
     for name, wanted, given in (
@@ -146,6 +151,8 @@ def _check(
     for name, number in counts.items():
         if number < 1:
             raise ConfigError(f"{name} is {number}; give at least 1.")
+    if not 0 <= lease_s < 1e9:
+        raise ConfigError(f"lease_s is {lease_s}; give a number of seconds, 0 for none.")
     for name, seconds in durations_s.items():
         if not 0 < seconds < 1e9:
             raise ConfigError(f"{name} is {seconds}; give a positive number of seconds.")

@@ -44,6 +44,9 @@ class Page:
     header: ObjectHeader | None = None
     next_layer: int = 0
     settled: bool = False
+    #: What is taken of the namespace's room for it, and how long its object turned out to be.
+    reserved_bytes: int = 0
+    object_bytes: int = 0
 
     @property
     def storing(self) -> bool:

@@ -45,6 +45,7 @@ class PageIO:
         self._yielding = world.threads.lock()
         self._yields = 0
         self.page_bytes = layout.geometry.size_bytes
+        self.object_bytes = layout.object_bytes
         # What is read of other shards' objects ends at their units' ends.
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
         self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
@@ -88,6 +89,7 @@ class PageIO:
             finally:
                 page.transfer.detach(page.index)
             view = slab.view[: self._seal(page, slab)]
+            page.object_bytes = len(view)
             while not self._written(page, view):
                 pass
             return self.page_bytes

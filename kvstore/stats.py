@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from curvfs.errors import CurvfsError
 from curvfs.histogram import Histogram
 from curvfs.world import World
+from kvstore.capacity.room import CapacityStats
 from kvstore.results import TROUBLE, Miss, Result
 
 logger = logging.getLogger("kvstore")
@@ -62,6 +63,7 @@ class Stats:
     quarantined: int
     last_error: str
     latencies: dict[str, dict[str, float]]
+    capacity: CapacityStats
 
 
 class Counters:

@@ -18,6 +18,9 @@ from curvfs.metrics import Family
 from curvfs.world import World
 from kvstore.asking import Answer, Ask, Asker
 from kvstore.backends.base import Backend, Found
+from kvstore.capacity.chores import Chores
+from kvstore.capacity.limited import room_for
+from kvstore.capacity.settings import Capacity
 from kvstore.codecs import Zstd
 from kvstore.completions import Completions
 from kvstore.devices import Device, Devices
@@ -83,6 +86,7 @@ class KVStore:
         reshard_from: Sequence[int],
         codec: Zstd | None,
         devices: Devices,
+        capacity: Capacity,
     ) -> None:
         self._world = world
         self._url = url
@@ -110,9 +114,21 @@ class KVStore:
             writer=writer,
             codec=codec,
         )
-        self._jobs = Jobs(world, backend, engine, self._pages, self._resharder, self._counters, max_queued=max_queued)
-        self._asker = Asker(world, self._jobs.confirm)
         self._known = KnownPages(world, lease_s=lease_s)
+        self._room = room_for(
+            world,
+            backend,
+            capacity,
+            self._namespace,
+            object_bytes=self._layout.object_bytes,
+            lease_s=lease_s,
+            on_deleted=self._known.forget,
+        )
+        self._chores = Chores(world, self._room)
+        self._jobs = Jobs(
+            world, backend, engine, self._pages, self._resharder, self._counters, self._room, max_queued=max_queued
+        )
+        self._asker = Asker(world, self._jobs.confirm)
         self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
@@ -120,6 +136,7 @@ class KVStore:
         self._swept_s = world.clock.monotonic_s()
         self.geometry = geometry
         engine.submit(self._sweep_quietly)
+        self._chores.poke()
         OPEN.add(self)
         self._watch = Watch(world, self._described)
 
@@ -280,7 +297,9 @@ class KVStore:
         transfer, pages = self._begin(keys, plans, timeout_s, form, promised)
         for page in pages:
             page.found = promised.get(page.name)
+        self._room.touch([page.name for page in pages])
         self._jobs.get(pages)
+        self._chores.poke()
         return transfer
 
     def _plans(self, keys: Sequence[PageKey], segments: Sequence[Any], *, writable: bool) -> builtins.list[PagePlan]:
@@ -343,14 +362,16 @@ class KVStore:
 
     def delete(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
         """Remove this shard's objects at once: True where one was removed, False where none was. Raises UsageError."""
-        return self._remove(keys, self._backend.delete)
+        return self._remove(keys, self._backend.delete, to_trash=False)
 
     def evict(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
         """Move this shard's objects to the trash, from where a ``get`` whose ``lookup`` promised them within the lease
         still gets them: True where one was moved, False where none was. Raises UsageError."""
-        return self._remove(keys, self._backend.evict)
+        return self._remove(keys, self._backend.evict, to_trash=True)
 
-    def _remove(self, keys: Sequence[PageKey], remove: Callable[[str], bool]) -> builtins.list[bool | Miss]:
+    def _remove(
+        self, keys: Sequence[PageKey], remove: Callable[[str], bool], *, to_trash: bool
+    ) -> builtins.list[bool | Miss]:
         self._guard()
         results: builtins.list[bool | Miss] = []
         for name in self._names(keys):
@@ -359,6 +380,9 @@ class KVStore:
                 results.append(remove(name))
             except CurvfsError as error:
                 results.append(miss_of(error, storing=True))
+                continue
+            if results[-1]:
+                self._room.removed(name, to_trash=to_trash)
         return results
 
     def clear(self) -> int:
@@ -366,7 +390,10 @@ class KVStore:
         Raises UsageError, CurvfsError."""
         self._guard()
         self._known.clear()
-        return self._inventory.clear()
+        count, size_bytes = self._inventory.clear()
+        self._room.cleared(size_bytes)
+        self._chores.poke()
+        return count
 
     def list(self, cursor: str = "", limit: int = 1000) -> Listing:
         """Objects of this model and tenant, of every revision, geometry and shard, in order of their names. Go on with
@@ -406,6 +433,7 @@ class KVStore:
 
     def _housekeep(self) -> None:
         """From time to time, sweep in an I/O thread."""
+        self._chores.poke()
         now_s = self._world.clock.monotonic_s()
         if now_s - self._swept_s >= self._sweep_every_s:
             self._swept_s = now_s
@@ -456,6 +484,7 @@ class KVStore:
             quarantined=counters.quarantined,
             last_error=counters.last_error,
             latencies={name: histogram.summary() for name, histogram in counters.latencies().items()},
+            capacity=self._room.stats(),
         )
 
     def metrics(self) -> builtins.list[Family]:
@@ -496,12 +525,20 @@ class KVStore:
             transfers = list(self._transfers)
         for transfer in transfers:
             transfer.cancel()
-        closing = self._world.threads.start(self._backend.close, name="kvstore-close")
+        clean &= self._chores.close(max(0.1, until_s - self._world.clock.monotonic_s()))
+        closing = self._world.threads.start(self._say_goodbye, name="kvstore-close")
         closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
         self._asker.close()
         self._pages.slabs.close()
         self._pages.loader.close()
         return clean and not closing.is_alive()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._room.close()
+        except CurvfsError as error:
+            logger.warning("kvstore could not tell the store what it used last: %s", error)
+        self._backend.close()
 
     def __enter__(self) -> KVStore:
         return self

@@ -30,6 +30,14 @@ class Entry:
     length_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A staging directory: how long ago it gave a sign of life, and what lies in it."""
+
+    silent_s: float
+    length_bytes: int
+
+
 class StagingStore(Protocol):
     """The few calls that staging needs of a store. Errors are CurvfsErrors."""
 
@@ -128,6 +136,22 @@ class Staging:
             except CurvfsError:
                 continue
         return removed
+
+    def others(self) -> list[Silence]:
+        """The staging directories of everybody else: how long nothing was heard of each, by the store's clock."""
+        found = []
+        now_s = self.now_s()
+        for entry in self._store.entries(self._root):
+            path = f"{self._root}/{entry.name}"
+            if path == self.directory:
+                continue
+            try:
+                inside = self._store.entries(path) if entry.is_directory else [entry]
+            except CurvfsError:  # gone meanwhile
+                continue
+            newest_s = max([entry.mtime_s, *(one.mtime_s for one in inside)])
+            found.append(Silence(now_s - newest_s, sum(one.length_bytes for one in inside)))
+        return found
 
     def used_bytes(self) -> int:
         """What everybody's staging directories take."""

@@ -444,7 +444,7 @@ def test_the_same_settings_are_checked_everywhere(place: Place) -> None:
         {"max_queued": 0},
         {"timeout_s": 0},
         {"staging_expiry_s": -1},
-        {"lease_s": 0},
+        {"lease_s": -1},
         {"direct": "maybe"},
         {"prefix": "../x"},
         {"prefix": ""},

@@ -1,0 +1,268 @@
+"""Who has put how much into a namespace: small records in the pool, so that writers on many hosts keep one quota.
+
+::
+
+    .quota/<namespace>/<writer>.<number>.<spent>.<freed>.<chunk>.<flags>      an empty file; its name says it all
+
+Every writer counts the bytes that it put (``spent``: reserved before they are staged) and that it took away
+(``freed``), both since its record began. It may spend one *chunk* more than its last record says. Before it spends
+more than that it writes the next record, then reads everybody's, and goes on only while the sum fits the quota:
+
+1. The record comes before the reading, so of two writers that do this at once at least one sees the other.
+2. So when a record was let pass, all records let pass before it were in the sum: what is in the pool exceeds the quota
+   by at most what no record tells yet, one chunk for each living writer.
+3. A writer counts its own bytes exactly, and others' as their records say. One that gave no sign of life for
+   :data:`SILENT_S` counts with its whole chunk.
+
+What others had put before we counted the pool is in that count, so only what they put and took since then is added.
+Where it is not certain on which side of the count something falls, it counts as used: records are read before and
+after the count; what an evicting writer freed counts only from its first record that is newer than both. The next
+count puts that right.
+
+A writer's last two records are kept: who lists a directory while names come and go may miss the newest. Files last
+touched long ago are removed, and whoever missed that counts anew.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+
+from curvfs.errors import CurvfsError
+from curvfs.world import World
+from kvstore.backends.base import Backend
+
+QUOTA = ".quota"
+#: A writer gives a sign of life every ``flush_s`` (30 s) while it has something to do.
+SILENT_S = 120.0
+#: After so long without a record of its own a writer begins a new one: the old one may have been removed.
+_BEGIN_ANEW_S = 300.0
+#: Records not renewed for so long are removed.
+_REMOVE_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one writer says of itself. ``evicts``: it takes objects away, too. ``closed``: it has ended well."""
+
+    writer: str
+    number: int
+    spent_bytes: int
+    freed_bytes: int
+    chunk_bytes: int
+    evicts: bool
+    closed: bool
+    mtime_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        flags = ("e" if self.evicts else "w") + ("c" if self.closed else "")
+        return f"{self.writer}.{self.number}.{self.spent_bytes}.{self.freed_bytes}.{self.chunk_bytes}.{flags}"
+
+    @classmethod
+    def of(cls, name: str, mtime_s: float) -> Record | None:
+        """The record of this name; None for anything else."""
+        parts = name.split(".")
+        if len(parts) != 6 or not all(part.isascii() and part.isdigit() for part in parts[1:5]):
+            return None
+        number, spent, freed, chunk = map(int, parts[1:5])
+        return cls(parts[0], number, spent, freed, chunk, parts[5][:1] == "e", parts[5].endswith("c"), mtime_s)
+
+
+@dataclass(slots=True)
+class _Other:
+    """Another writer since our last count: where it stood then, and what it says now."""
+
+    record: Record
+    spent_before: int = 0
+    #: None: not known before its first record numbered above ``unsure_until``.
+    freed_before: int | None = 0
+    unsure_until: int = -1
+    gone: bool = False
+
+    def update(self, record: Record) -> None:
+        self.record = record
+        if self.freed_before is None and record.number > self.unsure_until:
+            self.freed_before = record.freed_bytes
+
+    def bytes(self, now_s: float) -> int:
+        """What it added since our count, as far as is certain to be gone again."""
+        record = self.record
+        freed = 0 if self.freed_before is None else max(0, record.freed_bytes - self.freed_before)
+        silent = self.gone or now_s - record.mtime_s > SILENT_S
+        unsaid = record.chunk_bytes if silent and not record.closed else 0
+        return record.spent_bytes - self.spent_before - freed + unsaid
+
+
+@dataclass(slots=True)
+class _Count:
+    """A count of the pool that is under way."""
+
+    before: dict[str, Record] = field(default_factory=dict)
+
+
+class Ledger:
+    """Our records of one namespace, and everybody else's. Callable from any thread; its owner guards the numbers."""
+
+    def __init__(self, world: World, backend: Backend, namespace: str, *, chunk_bytes: int) -> None:
+        self._world = world
+        self._records = backend.records
+        self._directory = f"{backend.root}/{QUOTA}/{namespace}"
+        self.chunk_bytes = chunk_bytes
+        self._lock = world.threads.lock()
+        self._others: dict[str, _Other] = {}
+        self._written: list[Record] = []
+        self._number = 0
+        self.spent_bytes = self.freed_bytes = 0
+        self.evicts = False
+        #: A record vanished: what its writer did last is not known.
+        self.stale = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new record, from nothing."""
+        self._writer = self._world.random.uuid()
+        self.spent_bytes = self.freed_bytes = 0
+        self._said_spent = self._said_freed = 0
+        self._said_s: float | None = None
+        self._touched_s = 0.0
+        self._written = []
+
+    # ------------------------------------------------------------------------------------------------------------ ours
+
+    @property
+    def left_bytes(self) -> int:
+        """What may be spent before the next record."""
+        if self._said_s is None or self._age_s() > _BEGIN_ANEW_S:
+            return 0
+        return self._said_spent + self.chunk_bytes - self.spent_bytes
+
+    @property
+    def unsaid_bytes(self) -> int:
+        """What was freed since the last record."""
+        return self.freed_bytes - self._said_freed
+
+    def _age_s(self) -> float:
+        return self._world.clock.monotonic_s() - (self._said_s or 0.0)
+
+    def now_s(self) -> float:
+        """The store's own time, by our last record."""
+        return self._touched_s + self._age_s()
+
+    def say(self, *, closed: bool = False) -> None:
+        """Write our next record. Raises CurvfsError."""
+        with self._lock:
+            self._say(closed)
+
+    def _say(self, closed: bool) -> None:
+        if self._said_s is not None and self._age_s() > _BEGIN_ANEW_S:
+            if closed:
+                return
+            self._begin()
+        self._number += 1
+        record = Record(
+            self._writer,
+            self._number,
+            max(0, self.spent_bytes),
+            self.freed_bytes,
+            self.chunk_bytes,
+            self.evicts,
+            closed,
+        )
+        self._touched_s = self._touch(record)
+        self._said_s = self._world.clock.monotonic_s()
+        self._said_spent, self._said_freed = record.spent_bytes, record.freed_bytes
+        self._written.append(record)
+        while len(self._written) > 2:
+            self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")
+
+    def _touch(self, record: Record) -> float:
+        path = f"{self._directory}/{record.name}"
+        try:
+            return self._records.touch(path)
+        except CurvfsError as error:
+            if error.errno_ != errno.ENOENT:
+                raise
+        self._records.make_directory(self._directory)
+        return self._records.touch(path)
+
+    # ---------------------------------------------------------------------------------------------------------- others
+
+    def _list(self) -> dict[str, Record]:
+        """The newest record of every other writer."""
+        newest: dict[str, Record] = {}
+        try:
+            entries = self._records.entries(self._directory)
+        except CurvfsError as error:
+            if error.errno_ == errno.ENOENT:
+                return newest
+            raise
+        for entry in entries:
+            record = Record.of(entry.name, entry.mtime_s)
+            if record is None or record.writer == self._writer:
+                continue
+            known = newest.get(record.writer)
+            if known is None or known.number < record.number:
+                newest[record.writer] = record
+        return newest
+
+    def read(self) -> None:
+        """Look what the others say by now. Raises CurvfsError."""
+        with self._lock:
+            found = self._list()
+            others = dict(self._others)
+            for writer, record in found.items():
+                if writer in others:
+                    others[writer].update(record)
+                else:
+                    others[writer] = _Other(record)
+            for writer, other in others.items():
+                if writer not in found and not other.gone:
+                    other.gone = True
+                    self.stale |= not other.record.closed
+            self._others = others
+
+    @property
+    def others_bytes(self) -> int:
+        """What the others added to the pool since it was counted (negative: took away)."""
+        now_s = self.now_s()
+        return sum(other.bytes(now_s) for other in self._others.values())
+
+    @property
+    def living(self) -> int:
+        """Other writers that gave a sign of life lately."""
+        now_s = self.now_s()
+        return sum(
+            not other.gone and not other.record.closed and now_s - other.record.mtime_s <= SILENT_S
+            for other in self._others.values()
+        )
+
+    def begin_count(self) -> _Count:
+        """Before the pool is counted. Raises CurvfsError."""
+        return _Count(self._list())
+
+    def end_count(self, count: _Count) -> None:
+        """After it: what the others do from here on is added to that. Raises CurvfsError."""
+        with self._lock:
+            after = self._list()
+            self._others = {
+                writer: _Other(
+                    record,
+                    spent_before=count.before[writer].spent_bytes if writer in count.before else 0,
+                    freed_before=None if record.evicts else record.freed_bytes,
+                    unsure_until=record.number,
+                )
+                for writer, record in after.items()
+            }
+            self.stale = False
+
+    def remove_old(self) -> int:
+        """Remove records that nobody renews; how many. Raises CurvfsError."""
+        removed = 0
+        now_s = self.now_s()
+        for entry in self._records.entries(self._directory):
+            record = Record.of(entry.name, entry.mtime_s)
+            if record is not None and record.writer != self._writer and now_s - entry.mtime_s > _REMOVE_S:
+                self._records.remove_file(f"{self._directory}/{entry.name}")
+                removed += 1
+        return removed

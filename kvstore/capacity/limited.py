@@ -1,0 +1,471 @@
+"""Room within limits: what is used is known, what does not fit is evicted for, or refused.
+
+Two locks. ``_lock`` guards the books and is never held while the store is asked for something. ``_admitting`` lets one
+put at a time look for room, so that the order of evictions is that of the puts; whoever waits for it has a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from curvfs.errors import CurvfsError
+from curvfs.units import format_size
+from curvfs.world import World
+from kvstore.backends.base import Backend
+from kvstore.backends.staging import HEARTBEAT_S
+from kvstore.capacity.index import NEWS_S, Index, Resident
+from kvstore.capacity.ledger import Ledger
+from kvstore.capacity.room import CapacityStats, Room
+from kvstore.capacity.settings import Capacity
+from kvstore.page import Page
+from kvstore.results import Miss, Refused
+
+logger = logging.getLogger("kvstore")
+
+#: Objects evicted in one go in the background, before it is looked again whether that is enough.
+_BATCH = 32
+#: Failures in a row after which a round of evictions ends.
+_FAILURES = 8
+#: What the pool has free, and what others did, is asked for again after so long when room is short.
+_FRESH_S = 1.0
+#: Evictions that are remembered for puts under way.
+_REMEMBERED = 1 << 14
+#: A store's clock that moves by more than this against ours has been set.
+_STEP_S = 60.0
+
+
+class LimitedRoom(Room):
+    """``on_deleted(name)`` is called for objects that are gone at once, not by way of the trash."""
+
+    def __init__(
+        self,
+        world: World,
+        backend: Backend,
+        settings: Capacity,
+        namespace: str,
+        *,
+        object_bytes: int,
+        lease_s: float,
+        on_deleted: Callable[[str], None],
+    ) -> None:
+        super().__init__(world, backend, flush_s=settings.flush_s)
+        self._clock = world.clock
+        self._backend = backend
+        self._settings = settings
+        self._namespace = namespace
+        self._lease_s = lease_s
+        self._on_deleted = on_deleted
+        self._chunk_bytes = settings.chunk_bytes(object_bytes)
+        self._ledger = Ledger(world, backend, namespace, chunk_bytes=self._chunk_bytes)
+        self._lock = world.threads.lock()
+        self._admitting = world.threads.lock()
+        self._tidying = world.threads.lock()
+        self._index = Index()
+        self._objects_bytes = self._trash_bytes = self._staged_bytes = self._free_bytes = 0
+        self._counted = world.threads.event()
+        self._count_error: CurvfsError | None = None
+        self._counted_s = self._tried_s = self._freed_s = self._told_s = -1e9
+        self._recount = True
+        self._missing = 0
+        self._alone = False
+        self._evictions: OrderedDict[str, int] = OrderedDict()
+        self._moment = 0
+        self._stopped = False
+        self._offset_s: float | None = None
+        self._no_ttl_before_s = 0.0
+        self.evicted = self.evicted_bytes = self.expired = self.refused = self.counts = 0
+
+    # ------------------------------------------------------------------------------------------------- what is used
+
+    @property
+    def _used_bytes(self) -> int:
+        return self._objects_bytes + self._trash_bytes + self._staged_bytes + self._ledger.others_bytes
+
+    def touch(self, names: Sequence[str]) -> None:
+        now_s = self._now.now_s()
+        with self._lock:
+            for name in names:
+                self._index.touch(name, now_s)
+        self._accesses.note(names, now_s)
+
+    def gone(self, name: str) -> None:
+        """Somebody else took it, which their record tells, or the next count."""
+        with self._lock:
+            known = self._index.get(name)
+            if known is None or known.pending:
+                return
+            self._index.pop(name)
+            if self._alone:
+                self._objects_bytes -= known.size_bytes
+
+    def moment(self) -> int:
+        return self._moment
+
+    def still_there(self, name: str, moment: int) -> bool:
+        with self._lock:
+            if self._evictions.get(name, 0) > moment:
+                return False
+        self.touch([name])
+        return True
+
+    # ---------------------------------------------------------------------------------------------------- room for one
+
+    def admit(self, page: Page, size_bytes: int) -> None:
+        quota = self._settings.quota_bytes
+        if quota is not None and size_bytes > quota:
+            self._refuse(f"{page.name} takes {format_size(size_bytes)}, which no {self._settings.describe()} holds.")
+        if not self._counted.is_set():
+            self._counted.wait(max(0.0, page.transfer.left_s()))
+        if not self._admitting.acquire(timeout=max(0.0, page.transfer.left_s())):
+            raise Refused(Miss.DEADLINE, f"No room was found for {page.name} in time.")
+        try:
+            if self._count_error is not None:
+                raise self._count_error
+            self._make_room(page, size_bytes)
+            with self._lock:
+                self._ledger.spent_bytes += size_bytes
+                self._objects_bytes += size_bytes
+                self._free_bytes -= size_bytes
+                self._index.add(page.name, size_bytes, self._now.now_s(), pending=True)
+            page.reserved_bytes = size_bytes
+        finally:
+            self._admitting.release()
+
+    def _refuse(self, why: str) -> None:
+        with self._lock:
+            self.refused += 1
+        raise Refused(Miss.NO_SPACE, why)
+
+    def _make_room(self, page: Page, size_bytes: int) -> None:
+        """Until an object of this size fits, or there is no way."""
+        if self._ledger.left_bytes < size_bytes:
+            self._exchange()
+        failures = 0
+        while self._lacks(size_bytes):
+            if page.transfer.left_s() <= 0:
+                raise Refused(Miss.DEADLINE, f"No room was found for {page.name} in time.")
+            if not self._alone and self._is_old(self._told_s):
+                self._exchange()
+            elif self._trash_bytes > 0 and self._yield_trash():
+                pass
+            elif self._settings.evictor == "off" or failures > _FAILURES or self._missing > _FAILURES:
+                self._recount |= self._missing > _FAILURES
+                self._refuse(self._why(page, size_bytes))
+            else:
+                victims = self._victims(1)
+                if not victims:
+                    failures = _FAILURES + 1
+                for name, entry in victims:
+                    failures = 0 if self._evict(name, entry, at_once=True) else failures + 1
+
+    def _why(self, page: Page, size_bytes: int) -> str:
+        settings = self._settings
+        used = f"{settings.describe()} has {format_size(max(0, self._used_bytes))} in use"
+        free = f", the pool {format_size(max(0, self._free_bytes))} free" if settings.min_free_bytes else ""
+        return f"{page.name} takes {format_size(size_bytes)}; {used}{free}, and nothing could be evicted for it."
+
+    def _lacks(self, size_bytes: int) -> bool:
+        """Is there too little room for so many bytes?"""
+        quota, floor = self._settings.quota_bytes, self._settings.min_free_bytes
+        if quota is not None and self._used_bytes + size_bytes > quota:
+            return True
+        if not floor:
+            return False
+        if self._is_old(self._freed_s) or self._free_bytes - size_bytes < floor:
+            self._ask_free()
+        return self._free_bytes - size_bytes < floor
+
+    def _is_old(self, when_s: float) -> bool:
+        return self._clock.monotonic_s() - when_s > _FRESH_S
+
+    def _ask_free(self) -> None:
+        self._free_bytes = self._backend.free_bytes()
+        self._freed_s = self._clock.monotonic_s()
+
+    def _yield_trash(self) -> bool:
+        """The oldest trash goes early: of this namespace, or of all where the pool itself is full."""
+        floor = self._settings.min_free_bytes
+        everybodys = floor > 0 and self._free_bytes < floor
+        removed = self._backend.empty_trash(early=True, namespace="" if everybodys else self._namespace)
+        self._trash_bytes = self._backend.trash_bytes(self._namespace)
+        return removed > 0
+
+    def published(self, page: Page, size_bytes: int) -> None:
+        with self._lock:
+            saved = self._index.published(page.name, size_bytes, self._now.now_s())
+            self._objects_bytes -= saved
+            self._ledger.spent_bytes -= saved
+        page.reserved_bytes = 0
+
+    def withdraw(self, page: Page) -> None:
+        size_bytes, page.reserved_bytes = page.reserved_bytes, 0
+        if not size_bytes:
+            return
+        with self._lock:
+            entry = self._index.get(page.name)
+            if entry is not None and entry.pending:
+                self._index.pop(page.name)
+            self._ledger.spent_bytes -= size_bytes
+            self._objects_bytes -= size_bytes
+            self._free_bytes += size_bytes
+
+    def removed(self, name: str, *, to_trash: bool) -> None:
+        with self._lock:
+            entry = self._index.pop(name)
+            if entry is not None:
+                self._count_out(entry, to_trash=to_trash)
+
+    def _count_out(self, entry: Resident, *, to_trash: bool) -> None:
+        """We took it away."""
+        self._objects_bytes -= entry.size_bytes
+        self._ledger.freed_bytes += entry.size_bytes
+        self._ledger.evicts = True
+        if to_trash:
+            self._trash_bytes += entry.size_bytes
+        else:
+            self._free_bytes += entry.size_bytes
+
+    def cleared(self, size_bytes: int) -> None:
+        with self._lock:
+            self._ledger.freed_bytes += size_bytes
+            self._ledger.evicts = True
+            self._recount = True
+
+    # -------------------------------------------------------------------------------------------------------- eviction
+
+    def _victims(self, number: int) -> list[tuple[str, Resident]]:
+        """Those used longest ago, by anybody."""
+        with self._lock:
+            oldest = self._index.pop_oldest(number)
+        if self._alone or not oldest:
+            return oldest
+        try:
+            used_s = self._backend.accessed_s([name for name, _ in oldest])
+        except CurvfsError:
+            return oldest
+        victims = []
+        for (name, entry), when_s in zip(oldest, used_s, strict=True):
+            if when_s is not None and when_s > entry.used_s + NEWS_S:
+                entry.used_s = when_s
+                with self._lock:
+                    self._index.put_back(name, entry)
+            else:
+                victims.append((name, entry))
+        return victims or self._victims(number)
+
+    def _evict(self, name: str, entry: Resident, *, at_once: bool) -> bool:
+        """Take one object away; False when the store failed to."""
+        at_once = at_once or self._lease_s == 0
+        try:
+            done = self._backend.delete(name) if at_once else self._backend.evict(name)
+        except CurvfsError as error:
+            logger.warning("kvstore could not evict %s: %s", name, error)
+            with self._lock:
+                self._index.put_back(name, entry)
+            return False
+        with self._lock:
+            self._moment += 1
+            self._evictions[name] = self._moment
+            while len(self._evictions) > _REMEMBERED:
+                self._evictions.popitem(last=False)
+            if done:
+                self._count_out(entry, to_trash=not at_once)
+                self._missing = 0
+                self.evicted += 1
+                self.evicted_bytes += entry.size_bytes
+            elif self._alone:
+                self._objects_bytes -= entry.size_bytes
+            else:  # its evictor's record tells, unless somebody removed it who keeps none
+                self._missing += 1
+        if at_once:
+            self._on_deleted(name)
+        if self._ledger.unsaid_bytes >= self._chunk_bytes and not self._alone:
+            self._say()
+        return True
+
+    def _say(self) -> None:
+        try:
+            self._ledger.say()
+        except CurvfsError as error:
+            logger.warning("kvstore could not write down what it evicted: %s", error)
+
+    def _round(self) -> None:
+        """From above the high watermark to the low one."""
+        quota = self._settings.quota_bytes
+        if quota is None or self._settings.evictor == "off":
+            return
+        failures = 0
+        if self._used_bytes - self._trash_bytes <= quota * self._settings.high:
+            return
+        while self._used_bytes - self._trash_bytes > quota * self._settings.low and failures <= _FAILURES:
+            victims = self._victims(_BATCH)
+            if not victims:
+                return
+            for position, (name, entry) in enumerate(victims):
+                if self._stopped or self._used_bytes - self._trash_bytes <= quota * self._settings.low:
+                    with self._lock:
+                        for spared, kept in reversed(victims[position:]):
+                            self._index.put_first(spared, kept)
+                    break
+                failures = 0 if self._evict(name, entry, at_once=False) else failures + 1
+            if self._missing > _FAILURES:
+                self._recount = True
+            if self._stopped or self._recount:
+                return
+            if not self._alone:
+                self._exchange()
+
+    def _expire(self) -> None:
+        """What is older than the time to live goes. A store whose clock was set keeps it for one such time more."""
+        ttl_s = self._settings.ttl_s
+        if ttl_s is None or self._settings.evictor == "off":
+            return
+        now_s = self._now.now_s()
+        offset_s = now_s - self._clock.monotonic_s()
+        if self._offset_s is not None and abs(offset_s - self._offset_s) > _STEP_S:
+            self._no_ttl_before_s = self._clock.monotonic_s() + ttl_s
+        self._offset_s = offset_s
+        if self._clock.monotonic_s() < self._no_ttl_before_s:
+            return
+        with self._lock:
+            old = self._index.pop_written_before(now_s - ttl_s)
+        for position, (name, entry) in enumerate(old):
+            if self._stopped:
+                with self._lock:
+                    for spared, kept in old[position:]:
+                        self._index.put_back(spared, kept)
+                return
+            if self._evict(name, entry, at_once=False):
+                self.expired += 1
+
+    # ---------------------------------------------------------------------------------------------------- housekeeping
+
+    def _exchange(self) -> None:
+        """Say what we have, hear what the others have. Raises CurvfsError."""
+        if self._settings.quota_bytes is None:
+            return
+        self._ledger.say()
+        self._ledger.read()
+        self._told_s = self._clock.monotonic_s()
+
+    def _look(self) -> None:
+        """Who else is there, and what do the dead leave lying about? Raises CurvfsError."""
+        staging = self._backend.staging
+        others, dead_bytes = 0, 0
+        for directory in staging.others():
+            if directory.silent_s > 2 * HEARTBEAT_S:
+                dead_bytes += directory.length_bytes
+            else:
+                others += 1
+        self._staged_bytes = dead_bytes
+        self._trash_bytes = self._backend.trash_bytes(self._namespace)
+        self._alone = others == 0 and self._ledger.living == 0
+
+    def count(self) -> None:
+        """Count what is in the pool. Puts wait for the first time. Raises CurvfsError."""
+        try:
+            self._count()
+        except CurvfsError as error:
+            with self._lock:
+                self._index.drop_count()
+            if not self._counted.is_set() or self._count_error is not None:
+                self._count_error = error
+            raise
+        else:
+            self._count_error = None
+        finally:
+            self._counted.set()
+
+    def _count(self) -> None:
+        self._tried_s = self._clock.monotonic_s()
+        self._look()
+        before = self._ledger.begin_count()
+        with self._lock:
+            self._index.begin_count()
+        found = list(self._backend.walk(self._namespace))
+        self._ledger.end_count(before)
+        with self._lock:
+            self._objects_bytes = self._index.end_count(found)
+        self._counted_s = self._clock.monotonic_s()
+        self._recount, self._missing = False, 0
+        self.counts += 1
+
+    @property
+    def due(self) -> bool:
+        quota = self._settings.quota_bytes
+        inside = quota is not None and self._settings.evictor == "inside"
+        above = inside and self._used_bytes - self._trash_bytes > (quota or 0) * self._settings.high
+        return super().due or above or (self._recount and self._is_old(self._tried_s))
+
+    def tidy(self) -> None:
+        if self._stopped or not self._tidying.acquire(blocking=False):
+            return
+        try:
+            self._now.look()
+            if self._accesses.due:
+                self._accesses.flush()
+                self._look()
+                self._exchange()
+                self._ledger.remove_old()
+                self._backend.empty_trash()
+                self._trash_bytes = self._backend.trash_bytes(self._namespace)
+            old = self._clock.monotonic_s() - self._counted_s > self._settings.rescan_s
+            if self._recount or self._ledger.stale or (old and not self._alone):
+                self.count()
+            self._expire()
+            self._round()
+        finally:
+            self._tidying.release()
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        self._accesses.flush()
+        if self._settings.quota_bytes is not None:
+            self._ledger.say(closed=True)
+
+    def stats(self) -> CapacityStats:
+        settings = self._settings
+        with self._lock:
+            return CapacityStats(
+                counted=self._counted.is_set() and self._count_error is None,
+                quota_bytes=settings.quota_bytes,
+                used_bytes=self._used_bytes,
+                trash_bytes=self._trash_bytes,
+                staged_bytes=self._staged_bytes,
+                others_bytes=self._ledger.others_bytes,
+                objects=len(self._index),
+                chunk_bytes=self._chunk_bytes,
+                writers=self._ledger.living,
+                free_bytes=self._free_bytes,
+                min_free_bytes=settings.min_free_bytes,
+                evicted=self.evicted,
+                evicted_bytes=self.evicted_bytes,
+                expired=self.expired,
+                refused=self.refused,
+                counts=self.counts,
+                accesses_flushed=self._accesses.flushed,
+                accesses_dropped=self._accesses.dropped,
+            )
+
+
+
+def room_for(
+    world: World,
+    backend: Backend,
+    settings: Capacity,
+    namespace: str,
+    *,
+    object_bytes: int,
+    lease_s: float,
+    on_deleted: Callable[[str], None],
+) -> Room:
+    """Room as the settings have it."""
+    if not settings.limits:
+        return Room(world, backend, flush_s=settings.flush_s)
+    return LimitedRoom(
+        world, backend, settings, namespace, object_bytes=object_bytes, lease_s=lease_s, on_deleted=on_deleted
+    )
