@@ -35,7 +35,7 @@ from kvstore.metrics import OPEN, families
 from kvstore.page import Form, Page
 from kvstore.pageio import PageIO
 from kvstore.reshard import Resharded, Resharder
-from kvstore.results import Miss, miss_of
+from kvstore.results import UNFIT, Miss, miss_of
 from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
 from kvstore.transfer import Transfer
@@ -338,7 +338,7 @@ class KVStore:
             len(keys),
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             on_result=lambda result, error: counted(result, error, clock.monotonic_s() - started_s),
-            on_miss=None if storing else lambda index: self._forget(names[index], promised),
+            on_miss=None if storing else lambda index, miss: self._forget(names[index], promised, miss),
             layers=self._pages.loader.layers if form is Form.LAYERS else 0,
         )
         admitted = self._jobs.admit(len(keys))
@@ -350,9 +350,12 @@ class KVStore:
             Page(transfer, index, keys[index], names[index], plans[index], form) for index in range(admitted)
         ]
 
-    def _forget(self, name: str, promised: Mapping[str, Found]) -> None:
-        """A page was not delivered: what was known of it is asked for again."""
-        self._known.forget(name)
+    def _forget(self, name: str, promised: Mapping[str, Found], miss: Miss) -> None:
+        """A page was not delivered: what was known of it is asked for again, or not believed for a while."""
+        if miss in UNFIT:
+            self._known.refuse(name)
+        else:
+            self._known.forget(name)
         found = promised.get(name)
         if found is not None and isinstance(found.located, Resharded):
             for source in found.located.sources:
@@ -368,6 +371,12 @@ class KVStore:
         """Move this shard's objects to the trash, from where a ``get`` whose ``lookup`` promised them within the lease
         still gets them: True where one was moved, False where none was. Raises UsageError."""
         return self._remove(keys, self._backend.evict, to_trash=True)
+
+    def forget(self, keys: Sequence[PageKey]) -> None:
+        """Do not repeat what a lookup found of these less than a lease ago: the next one asks. A ``get`` of this store
+        that misses does so itself. Raises UsageError."""
+        for name in self._names(keys):
+            self._known.forget(name)
 
     def _remove(
         self, keys: Sequence[PageKey], remove: Callable[[str], bool], *, to_trash: bool
@@ -499,6 +508,7 @@ class KVStore:
             "url": self._url,
             "model": identity.model,
             "namespace": self._namespace,
+            "fingerprint": self._fingerprint.hex(),
             "shard": self.geometry.shard.label,
             "stats": asdict(self.stats()),
         }
