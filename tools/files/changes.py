@@ -58,7 +58,7 @@ def inside(fs: SyncFileSystem, target: Target, name: str, *, several: bool) -> T
         return Target(target.config, path, target.text).child(name)
     if several or target.slash:
         raise NotADirectory(f"Cannot use {target.text}: it is not a directory; curvfs mkdir makes one.")
-    if status is None:
+    if status is None and path == target.path:
         above = paths.parent_of(path)
         parent = status_or_none(fs, above)
         if parent is None:
