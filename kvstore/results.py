@@ -46,6 +46,9 @@ class Miss(enum.Enum):
 #: Per key: bytes of payload delivered or stored, or why not.
 Result = int | Miss
 
+#: Sound objects that are not for this store, and stay where they are: a lookup need not promise them again and again.
+UNFIT = frozenset({Miss.FOREIGN, Miss.NEWER, Miss.COLLISION, Miss.MISMATCH})
+
 #: Misses that somebody should look into; the others are how a cache works.
 TROUBLE = frozenset({Miss.DAMAGED, Miss.FOREIGN, Miss.COLLISION, Miss.MISMATCH, Miss.DENIED, Miss.NO_SPACE, Miss.IO})
 

@@ -48,7 +48,7 @@ class Transfer:
         *,
         timeout_s: float,
         on_result: Callable[[Result, CurvfsError | None], None],
-        on_miss: Callable[[int], None] | None = None,
+        on_miss: Callable[[int, Miss], None] | None = None,
         layers: int = 0,
     ) -> None:
         self._clock = world.clock
@@ -231,7 +231,7 @@ class Transfer:
             self._on_result(result, error)
             if isinstance(result, Miss):
                 if self._on_miss is not None:
-                    self._on_miss(index)
+                    self._on_miss(index, result)
             else:
                 self._arrived[index] = self._layers
             self._open -= 1

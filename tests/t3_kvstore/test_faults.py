@@ -37,8 +37,8 @@ def has_ring() -> bool:
     return True
 
 
-ENGINES = ["threads", pytest.param("uring", marks=pytest.mark.skipif(not has_ring(), reason="no io_uring here"))]
-each_engine = pytest.mark.parametrize("engine", ENGINES)
+needs_ring = pytest.mark.skipif(not has_ring(), reason="no io_uring here")
+each_engine = pytest.mark.parametrize("engine", ["threads", pytest.param("uring", marks=needs_ring)])
 
 
 class BrokenRing(Ring):
@@ -537,7 +537,7 @@ class TestEngine:
             stats = directory.open(PAGE).stats()
             assert (stats.engine, stats.engine_reason) == ("uring", "proven by its self-test")
 
-    @pytest.mark.skipif(not has_ring(), reason="no io_uring here")
+    @needs_ring
     def test_a_ring_that_lies_is_not_used(self, directory: Directory) -> None:
         class Lying(Ring):
             entries = 4
