@@ -103,14 +103,15 @@ class StreamSink:
         raise CurvfsError(f"{self.shown} cannot be read back; leave --verify out.")
 
     def publish(self) -> None:
-        if self._ours:
-            self._file.close()
+        self.discard()
 
     def keep(self, *, whole: bool) -> int:
+        self.discard()
         return 0
 
     def discard(self) -> None:
-        pass
+        if self._ours:
+            self._file.close()
 
 
 def standard_input() -> StreamSource:
