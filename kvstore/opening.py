@@ -89,7 +89,7 @@ def open(
     moving, engine_reason = probed_engine(world, engine, depth=depth)
     backend: Backend | None = None
     try:
-        backend = _open_backend(
+        backend = open_backend(
             world,
             moving,
             url,
@@ -172,7 +172,8 @@ def _check(
         raise ConfigError(f"{prefix!r} is not a KV prefix; name a directory below the URL's, such as kv.")
 
 
-def _open_backend(world: World, engine: Engine, url: str, **settings: Any) -> Backend:
+def open_backend(world: World, engine: Engine, url: str, **settings: Any) -> Backend:
+    """The back end that a URL names; ``settings`` are those of its class. Raises as :func:`open` does."""
     scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""  # anything else is refused below
     if scheme == "file":
         from kvstore.backends.posix import PosixBackend
