@@ -9,7 +9,7 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, serve, wirecmd
+from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, scrubcmd, serve, wirecmd
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
 
@@ -21,6 +21,7 @@ mountscmd.register(app)
 demo.register(app)
 configcmd.register(app)
 benchcmd.register(app)
+scrubcmd.register(app)
 sizecmd.register(app)
 filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")
