@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
 import curvfs
 from curvfs.errors import UsageError
 from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, scrubcmd, serve, wirecmd
+from tools.doctor import command as doctorcmd
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
 
@@ -23,6 +25,7 @@ configcmd.register(app)
 benchcmd.register(app)
 scrubcmd.register(app)
 sizecmd.register(app)
+doctorcmd.register(app)
 filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")
 
@@ -49,13 +52,18 @@ def _curvfs(
     """A Curvine client, POSIX mount and KV-cache store for LLM inference."""
 
 
+@cache
+def _command() -> Any:
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Raises UsageError for a wrong command line, BrokenPipeError when nobody reads our output any more, and whatever the
     command raises."""
     try:
-        result = app(list(arguments), prog_name="curvfs", standalone_mode=False)
+        result = _command()(list(arguments), prog_name="curvfs", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _CommandLineError as error:
