@@ -10,12 +10,14 @@ import hashlib
 import importlib
 import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from curvfs.errors import ConfigError
+from curvfs.units import parse_size
 from curvfs.world import Disk, World
+from kvstore.capacity.settings import Capacity
 from kvstore.geometry import DTYPES, Geometry, Shard, TensorSpec
 from kvstore.keys import Identity
 from kvstore.opening import open as open_store
@@ -53,6 +55,8 @@ class EnginePages:
 
 #: What a user may say about the identity. Everything else in the settings is an option of :func:`kvstore.open`.
 IDENTITY_SETTINGS = ("model", "revision", "lora", "salt")
+#: Parameters of :func:`kvstore.open` that nobody can write in a configuration.
+_OURS = frozenset({"url", "identity", "geometry", "devices", "world"})
 
 
 def open_for_engine(pages: EnginePages, settings: Mapping[str, Any], *, where: str, world: World) -> KVStore:
@@ -64,9 +68,9 @@ def open_for_engine(pages: EnginePages, settings: Mapping[str, Any], *, where: s
     if not url:
         raise ConfigError(f'The pool\'s URL is missing; set "url" in {where}, such as curvine://host:8995/pool.')
     options = {name: value for name, value in settings.items() if name not in ("url", *IDENTITY_SETTINGS)}
-    known = inspect.signature(open_store).parameters.keys() - {"url", "identity", "geometry", "world"}
-    for name in options.keys() - known:
-        raise ConfigError(f"{name!r} in {where} is not a setting; known are {', '.join(sorted(known))}.")
+    _check_names(options, inspect.signature(open_store).parameters.keys() - _OURS, where)
+    if isinstance(options.get("capacity"), Mapping):
+        options["capacity"] = _capacity(options["capacity"], f'"capacity" in {where}')
     geometry = pages.geometry()
     identity = Identity.of(
         geometry,
@@ -77,6 +81,18 @@ def open_for_engine(pages: EnginePages, settings: Mapping[str, Any], *, where: s
         salt=str(settings.get("salt") or ""),
     )
     return open_store(str(url), identity, geometry=geometry, world=world, **options)
+
+
+def _check_names(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for name in given.keys() - set(known):
+        raise ConfigError(f"{name!r} in {where} is not a setting; known are {', '.join(sorted(known))}.")
+
+
+def _capacity(given: Mapping[str, Any], where: str) -> Capacity:
+    """From JSON, where sizes may be written as ``500GiB``."""
+    _check_names(given, [field.name for field in fields(Capacity)], where)
+    sizes = {name: parse_size(value) for name, value in given.items() if name.endswith("_bytes") and value is not None}
+    return Capacity(**{**given, **sizes})
 
 
 def weights_revision(
