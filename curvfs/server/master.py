@@ -8,6 +8,7 @@ Specification sections 1.4, 2.1, 4.2 and 11.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import trio
 from google.protobuf.message import Message
 
 from curvfs.errors import CurvfsError, ProtocolError
+from curvfs.histogram import Histogram
 from curvfs.server import convert, locks, replies
 from curvfs.server.behaviour import Behaviour
 from curvfs.server.cluster import Cluster
@@ -68,6 +70,8 @@ class Master:
         self._behaviour = behaviour
         self._world = world
         self._log = log
+        self.answers = Histogram()
+        self.refusals: Counter[str] = Counter()
         self._done = RetryCache()
         self._replies = Replies(cluster, behaviour, active_master)
         self._quiet: trio.Event | None = None
@@ -171,11 +175,15 @@ class Master:
 
     def _answer(self, session: ServerSession, request: Request) -> bytes:
         """The whole reply frame to one request."""
+        began_s = self._world.clock.monotonic_s()
         try:
             header = self._execute(request)
         except Exception as error:  # whatever it is, the client gets an answer
+            self.refusals[type(error).__name__] += 1
             kind, text = explain(error, f"{request.rpc.wire_name} ({request.code})", self._log)
             return session.error(request, kind, text)
+        finally:
+            self.answers.record_s(self._world.clock.monotonic_s() - began_s)
         return session.reply(request, header)
 
     def _execute(self, request: Request) -> bytes:

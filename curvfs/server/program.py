@@ -125,6 +125,7 @@ def serve(
                 behaviour=behaviour,
                 stop_when_unused=stop_when_unused,
                 any_free_port=any_free_port,
+                enrol=True,
                 log=_say,
                 world=world,
                 task_status=_ReadyLine(host),

@@ -35,6 +35,7 @@ from curvfs.server.metastore import MetaStore
 from curvfs.server.namespace import Namespace
 from curvfs.server.oplog import Log
 from curvfs.server.place import CLUSTER_ID, Directory
+from curvfs.server.record import keep_record
 from curvfs.server.sqlitestore import SqliteMetaStore
 from curvfs.server.standby import serve_standby
 from curvfs.server.worker import Worker
@@ -91,6 +92,7 @@ async def run_server(
     behaviour: Behaviour = HEAD,
     more_workers: Sequence[str] = (),
     standby_port: int | None = None,
+    enrol: bool = False,
     open_metadata: Callable[[str], MetaStore] = SqliteMetaStore,
     log: Callable[[str], None] = lambda _: None,
     world: World | None = None,
@@ -101,8 +103,8 @@ async def run_server(
     ``hostname`` is what the worker goes by: clients of that name use its files directly. It defaults to this machine's
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
     what the blocks may take. Files whose TTL has passed are deleted at start and every ``ttl_check_interval_s``.
-    ``behaviour`` is the version to behave as. ``open_metadata`` opens the metadata store at a
-    path. For tests of clients: ``more_workers`` are the host names of further workers, on free ports, and
+    ``behaviour`` is the version to behave as. ``enrol``: join the list of what runs on this machine. ``open_metadata``
+    opens the metadata store at a path. For tests of clients: ``more_workers`` are the host names of further workers, on free ports, and
     ``standby_port`` is the port of a second master that says of every request that it does not lead. Raises
     EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
     """
@@ -158,9 +160,11 @@ async def run_server(
                 _write_record(place, server, world)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(accept, for_master, master.serve, journal)
-                    for (blocks, _), listener in zip(started, for_workers, strict=True):
-                        worker = Worker(blocks, behaviour=behaviour, world=world, log=journal)
+                    workers = [Worker(blocks, behaviour=behaviour, world=world, log=journal) for blocks, _ in started]
+                    for worker, listener in zip(workers, for_workers, strict=True):
                         nursery.start_soon(accept, listener, worker.serve, journal)
+                    if enrol:
+                        nursery.start_soon(keep_record, world, place.path, server.url, master, workers)
                     for listener in for_standby:
                         nursery.start_soon(accept, listener, serve_standby, journal)
                     nursery.start_soon(cluster.remove_released, world, journal)

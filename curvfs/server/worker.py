@@ -103,6 +103,7 @@ class Worker:
         self.behaviour = behaviour
         self.world = world
         self.log = log
+        self.read_bytes = self.written_bytes = 0
         self._spare: list[bytearray] = []
 
     async def serve(self, stream: Stream) -> None:
@@ -173,10 +174,12 @@ class _Connection:
             return _NOTHING
         view = self._buffer_of(head.data_len)
         await self._frames.recv_exactly(view)
+        self._worker.written_bytes += head.data_len
         return view
 
     async def _send(self, request: Request, answer: _Answer) -> None:
         data_len = len(answer.content) + answer.file_bytes + answer.zero_bytes
+        self._worker.read_bytes += data_len
         await self._raw.send(self._session.reply(request, answer.header, data_len), answer.content)
         try:
             await self._send_file(answer.fd, answer.offset_bytes, answer.offset_bytes + answer.file_bytes)
