@@ -104,9 +104,9 @@ async def run_server(
     own. Ports may be 0; the :class:`Server` that ``task_status`` gets says which they became. ``capacity_bytes`` bounds
     what the blocks may take. Files whose TTL has passed are deleted at start and every ``ttl_check_interval_s``.
     ``behaviour`` is the version to behave as. ``enrol``: join the list of what runs on this machine. ``open_metadata``
-    opens the metadata store at a path. For tests of clients: ``more_workers`` are the host names of further workers, on free ports, and
-    ``standby_port`` is the port of a second master that says of every request that it does not lead. Raises
-    EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
+    opens the metadata store at a path. For tests of clients: ``more_workers`` are the host names of further workers, on
+    free ports, and ``standby_port`` is the port of a second master that says of every request that it does not lead.
+    Raises EnvironmentError_ and UsageError, in one sentence each, when it cannot start.
     """
     world = world or World.real()
     place = Directory.at(directory)
