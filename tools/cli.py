@@ -10,7 +10,7 @@ import typer
 
 import curvfs
 from curvfs.errors import UsageError
-from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, scrubcmd, serve, wirecmd
+from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, scrubcmd, serve, verifycmd, wirecmd
 from tools.doctor import command as doctorcmd
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
@@ -24,6 +24,7 @@ demo.register(app)
 configcmd.register(app)
 benchcmd.register(app)
 scrubcmd.register(app)
+verifycmd.register(app)
 sizecmd.register(app)
 doctorcmd.register(app)
 filecommands.register(app)
