@@ -22,6 +22,8 @@ from mount.statistics import table
 log = logging.getLogger("curvfs.mount")
 
 _HEALTH_TIMEOUT_S = 5.0
+#: Slow calls that the list of processes shows.
+_SLOW_CALLS_TOLD = 5
 _EVENTS = ("published", "materialised", "dropped")
 
 
@@ -75,6 +77,8 @@ class Report:
                     "written_bytes": statistics.written_bytes,
                     "open_files": len(self._operations.handles),
                     "objects": self._objects(),
+                    "operations": {name: told.summary() for name, told in sorted(statistics.latencies.items())},
+                    "slow_calls": statistics.slow_calls()[:_SLOW_CALLS_TOLD],
                 }
             )
 
