@@ -11,17 +11,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from curvfs.errors import CurvfsError, TransportError
-from curvfs.units import MIB
+from curvfs.units import MIB, format_size
 from tools.files.shown import printable
 
 #: What is read and written at a time.
@@ -30,6 +24,8 @@ CHUNK_BYTES = 8 * MIB
 RESUMABLE_BYTES = 16 * MIB
 #: How much of a partial file is compared with the source before it is gone on with.
 _TAIL_BYTES = MIB
+#: How much of a name the progress bar shows.
+_SHOWN_CHARACTERS = 24
 
 
 class Source(Protocol):
@@ -95,6 +91,15 @@ class Copied:
     resumed_bytes: int
 
 
+class _Sizes(ProgressColumn):
+    """``1.0 GiB of 1.9 GiB``, and how fast that goes."""
+
+    def render(self, task: Task) -> Text:
+        of = f" of {format_size(task.total)}" if task.total is not None else ""
+        speed = f"  {format_size(task.speed)}/s" if task.speed else ""
+        return Text(f"{format_size(task.completed)}{of}{speed}", no_wrap=True)
+
+
 class Copier:
     """Copies one file after the other, with a progress bar where a person looks. A context manager."""
 
@@ -105,9 +110,8 @@ class Copier:
         if bar:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
+                BarColumn(bar_width=20),
+                _Sizes(),
                 TimeRemainingColumn(),
                 console=Console(file=sys.stderr),
                 transient=True,
@@ -194,7 +198,9 @@ class Copier:
         if progress is None:
             yield lambda count: None
             return
-        task = progress.add_task(printable(source.shown), total=source.size_bytes, completed=start)
+        name = printable(source.shown.rstrip("/").rpartition("/")[2])
+        shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[: _SHOWN_CHARACTERS - 1]}…"
+        task = progress.add_task(shown, total=source.size_bytes, completed=start)
         try:
             yield lambda count: progress.advance(task, count)
         finally:

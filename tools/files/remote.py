@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from curvfs.api import FileStatus, Located, SyncFileReader, SyncFileSystem, SyncFileWriter
 from curvfs.client import paths
@@ -14,6 +17,8 @@ from tools.files.targets import status_or_none
 
 #: On a partial file: what it is a part of, and which client writes it.
 PARTIAL_XATTR = "curvfs.part"
+
+T = TypeVar("T")
 
 
 class RemoteSource:
@@ -126,8 +131,8 @@ class RemoteSink:
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
-        if self._made or self._wish.source_key:
-            self._delete()
+        if self._made or (self._wish.source_key and status_or_none(self._fs, self.partial) is not None):
+            self._fs.delete(self.partial)
         self._writer = self._fs.create(
             self.partial,
             mode=0o600,
@@ -179,7 +184,7 @@ class RemoteSink:
                 self._writer.close()
             elif self._writer is not None:
                 self._writer.abort()
-            kept = self._fs.stat(self.partial).length_bytes
+            kept = self._briefly(partial(self._fs.filesystem.stat, self.partial)).length_bytes
         except CurvfsError:
             return 0  # nobody answers; what is there is found by the next run
         if kept == 0:
@@ -192,11 +197,11 @@ class RemoteSink:
                 self._writer.abort()
                 self._writer = None
             if self._made:
-                self._delete()
+                self._briefly(partial(self._fs.filesystem.delete, self.partial))
                 self._made = False
         except CurvfsError:
             pass  # the next run of the same command removes it
 
-    def _delete(self) -> None:
-        if status_or_none(self._fs, self.partial) is not None:
-            self._fs.delete(self.partial)
+    def _briefly(self, call: Callable[[], Awaitable[T]]) -> T:
+        """For when something has failed already: no longer than closing may take. Raises CurvfsError."""
+        return self._fs.portal.run(call, timeout_s=self._fs.config.close_timeout_s)
