@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from curvfs.errors import CurvfsError, DeadlineExceeded
 from curvfs.world import ThreadPool, World
@@ -12,22 +13,33 @@ from kvstore.backends.base import Found
 Answer = Found | CurvfsError | None
 Ask = Callable[[Sequence[str]], list[Answer]]
 
+
+class Confirm(Protocol):
+    """Asks the back end; ``timeout_s`` holds where that can keep a time."""
+
+    def __call__(self, names: Sequence[str], timeout_s: float | None = None) -> list[Answer]: ...
+
+
 #: Questions under way at once; while as many hang, further ones run out of time too.
 _THREADS = 2
 
 
 class Asker:
-    """Asks in threads of its own, which may hang where the caller does not. Callable from any thread."""
+    """Asks in threads of its own, which may hang where the caller does not; in the caller's where ``ends_in_time`` says
+    that nothing hangs, which spares turns of the interpreter. Callable from any thread."""
 
-    def __init__(self, world: World, ask: Ask) -> None:
+    def __init__(self, world: World, ask: Confirm, *, ends_in_time: bool) -> None:
         self._world = world
         self._ask = ask
+        self._ends_in_time = ends_in_time
         self._lock = world.threads.lock()
         self._pool: ThreadPool | None = None
 
     def ask(self, names: Sequence[str], *, until_s: float) -> list[Answer]:
         """What is there under each name, or why that cannot be told by ``until_s`` on the monotonic clock."""
         left_s = until_s - self._world.clock.monotonic_s()
+        if self._ends_in_time and left_s > 0:
+            return self._ask(names, left_s)
         answers: list[Answer] = []
         answered = self._world.threads.event()
 

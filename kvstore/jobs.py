@@ -95,10 +95,10 @@ class Jobs:
             self._start(self._open, batch)
         self._start(self._plan_gets, [page for page in pages if page.found is None and ask])
 
-    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+    def confirm(self, names: Sequence[str], timeout_s: float | None = None) -> list[Found | CurvfsError | None]:
         """What the backend says about all names; a failure stands in every place."""
         try:
-            return self._backend.confirm(names)
+            return self._backend.confirm(names, timeout_s)
         except CurvfsError as error:
             return [error] * len(names)
         except Exception as error:

@@ -26,7 +26,7 @@ from kvstore.completions import Completions
 from kvstore.devices import Device, Devices
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
-from kvstore.header import ObjectLayout
+from kvstore.header import OBJECT_SUFFIX, ObjectLayout
 from kvstore.inventory import Inventory, Listing, Usage
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
@@ -43,9 +43,11 @@ from kvstore.watch import Watch
 
 logger = logging.getLogger("kvstore")
 
-#: Pages asked for in the first round of a lookup; every further round asks for twice as many.
-_FIRST_ROUND = 32
-_LAST_ROUND = 1024
+#: Pages asked for in the first round of a lookup; every further round asks for so many times as many. A round costs
+#: several turns of the interpreter, which are long when another thread computes; an answer costs little.
+_FIRST_ROUND = 64
+_GROWTH = 8
+_LAST_ROUND = 2048
 _NOTHING: Mapping[str, Found] = {}
 
 
@@ -100,6 +102,7 @@ class KVStore:
         self._sweep_every_s = min(staging_expiry_s, max(lease_s, 1.0))
         self._fingerprint = chain.fingerprint
         self._namespace = chain.identity.namespace()
+        self._name_end = _name_end(geometry.shard)
         self._layout = ObjectLayout(geometry)
         writer = f"curvfs/{__version__} {world.net.hostname()}/{os.getpid()}"
         self._counters = Counters(world)
@@ -128,7 +131,7 @@ class KVStore:
         self._jobs = Jobs(
             world, backend, engine, self._pages, self._resharder, self._counters, self._room, max_queued=max_queued
         )
-        self._asker = Asker(world, self._jobs.confirm)
+        self._asker = Asker(world, self._jobs.confirm, ends_in_time=backend.ends_in_time)
         self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
@@ -157,9 +160,8 @@ class KVStore:
     def object_name(self, key: PageKey, shard: Shard | None = None) -> str:
         """Where a page's object lies below the KV prefix: bounded, and telling nothing but that it exists."""
         digits = key.hex
-        label = (shard or self.geometry.shard).label
-        suffix = f"-{label}" if label else ""
-        return f"{self._namespace}/{digits[:2]}/{digits[2:4]}/{digits}{suffix}.safetensors"
+        end = self._name_end if shard is None else _name_end(shard)
+        return f"{self._namespace}/{digits[:2]}/{digits[2:4]}/{digits}{end}"
 
     def _names(self, keys: Sequence[PageKey]) -> builtins.list[str]:
         for key in keys:
@@ -188,7 +190,7 @@ class KVStore:
         not promised. Raises UsageError.
         """
         self._guard()
-        self._names(keys)
+        names = self._names(keys)
         started_s = self._world.clock.monotonic_s()
         ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
         own = self.geometry.shard
@@ -196,29 +198,32 @@ class KVStore:
         promised: dict[str, Found] = {}
         pages, step = 0, _FIRST_ROUND
         while pages < len(keys):
-            batch = keys[pages : pages + step]
-            for key, found in zip(batch, self._found(batch, shards, ask, every_shard=every_shard), strict=True):
+            batch, asked = keys[pages : pages + step], names[pages : pages + step]
+            for name, found in zip(asked, self._found(batch, asked, shards, ask, every_shard=every_shard), strict=True):
                 if found is None:
                     step = 0
                     break
-                promised[self.object_name(key)] = found
+                promised[name] = found
                 pages += 1
             if step == 0:
                 break
-            step = min(2 * step, _LAST_ROUND)
+            step = min(_GROWTH * step, _LAST_ROUND)
         self._counters.looked_up(pages, self._world.clock.monotonic_s() - started_s)
         return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
 
     def _found(
-        self, keys: Sequence[PageKey], shards: Sequence[Shard], ask: Ask, *, every_shard: bool
+        self, keys: Sequence[PageKey], names: Sequence[str], shards: Sequence[Shard], ask: Ask, *, every_shard: bool
     ) -> builtins.list[Found | None]:
-        """For each key this shard's object, when those of all ``shards`` are there, else those of another split."""
+        """For each key this shard's object (``names``), when those of all ``shards`` are there, else those of another
+        split."""
 
         def recalled(names: Sequence[str]) -> builtins.list[Answer]:
             return self._known.confirm(names, ask)
 
         own, width = shards.index(self.geometry.shard), len(shards)
-        answers = recalled([self.object_name(key, shard) for key in keys for shard in shards])
+        answers = recalled(
+            [self.object_name(key, shard) for key in keys for shard in shards] if width > 1 else names
+        )
         found: builtins.list[Found | None] = []
         for index in range(len(keys)):
             there = answers[index * width : (index + 1) * width]
@@ -557,6 +562,10 @@ class KVStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _name_end(shard: Shard) -> str:
+    return f"-{shard.label}{OBJECT_SUFFIX}" if shard.label else OBJECT_SUFFIX
 
 
 def _is_resharded(found: Found) -> bool:

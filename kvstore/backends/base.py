@@ -119,16 +119,21 @@ class Backend(abc.ABC):
     page_cache_reads: int = 0
     #: Asking first, for many objects at once, makes a following :meth:`open` cheaper.
     locates: bool
+    #: :meth:`confirm` comes back in the time it is given.
+    ends_in_time: bool = False
     #: How many objects are best opened, created and published together; 1 where that saves nothing.
     batch: int = 1
     #: The few calls for small files of our own, by path; ``root`` is the prefix's path there.
+    #: Seconds until what was deleted shows in :meth:`free_bytes`.
+    frees_after_s: float = 0.0
     records: StagingStore
     root: str
     staging: Staging
 
     @abc.abstractmethod
-    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
-        """For each name: what is there, None when nothing is, or why that cannot be told."""
+    def confirm(self, names: Sequence[str], timeout_s: float | None = None) -> list[Found | CurvfsError | None]:
+        """For each name: what is there, None when nothing is, or why that cannot be told. ``timeout_s`` holds where
+        :attr:`ends_in_time`."""
 
     @abc.abstractmethod
     def open(self, name: str, found: Found | None = None) -> ObjectReader: ...

@@ -70,6 +70,9 @@ class CurvineBackend(Backend):
 
     name = "curvine"
     locates = True
+    ends_in_time = True
+    #: Workers are told to delete by the answers to their heartbeats.
+    frees_after_s = 15.0
     #: Each is a block stream and a descriptor while it is under way.
     batch = 32
 
@@ -161,9 +164,11 @@ class CurvineBackend(Backend):
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+    def confirm(self, names: Sequence[str], timeout_s: float | None = None) -> list[Found | CurvfsError | None]:
+        """One turn of the client's thread."""
         answers: list[Found | CurvfsError | None] = []
-        for answer in self._fs.locate_many([self._path(name) for name in names]):
+        paths = [self._path(name) for name in names]
+        for answer in self._fs.portal.run(self._fs.filesystem.locate_many, paths, timeout_s=timeout_s):
             if isinstance(answer, Located):
                 status = answer.status
                 answers.append(Found(status.length_bytes, answer) if status.is_file else Found(-1))

@@ -152,7 +152,7 @@ class PosixBackend(Backend):
             self._disk.makedirs(f"{path}/{name}".rpartition("/")[0], _DIRECTORY_MODE)
             self._refuse_links(name)
 
-    def confirm(self, names: Sequence[str]) -> list[Found | CurvfsError | None]:
+    def confirm(self, names: Sequence[str], timeout_s: float | None = None) -> list[Found | CurvfsError | None]:
         answers: list[Found | CurvfsError | None] = []
         for name in names:
             path = self._path(name)
