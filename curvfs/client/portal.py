@@ -91,7 +91,7 @@ class Portal(Generic[R]):
             raise
         if not finished:
             self._cancel(job)
-            if not job.done.wait(_CANCEL_GRACE_S) or isinstance(job.error, trio.Cancelled):
+            if not job.done.wait(_CANCEL_GRACE_S) or _is_cancelled(job.error):
                 limit = format_duration(timeout_s or 0)
                 raise DeadlineExceeded(f"The call was not done within {limit} and was given up.")
         if job.error is not None:
@@ -188,17 +188,22 @@ class Portal(Generic[R]):
         with trio.CancelScope() as job.scope:
             try:
                 job.result = await job.function()
-            except trio.Cancelled as error:
-                job.error = error if job.scope.cancel_called else self._closed()
-                raise
             except BaseException as error:
-                job.error = error
+                gone = _is_cancelled(error) and not job.scope.cancel_called
+                job.error = self._closed() if gone else error
                 if not isinstance(error, Exception):
                     raise
             finally:
                 with self._lock:
                     self._jobs.discard(job)
                 job.done.set()
+
+
+def _is_cancelled(error: BaseException | None) -> bool:
+    """Out of a nursery with several tasks a cancellation comes as a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
 
 
 #: How long a call that was given up may take to notice it.

@@ -197,6 +197,24 @@ def test_deadline_of_a_call(sync: SyncFileSystem) -> None:
     assert sync.stat("/").is_dir
 
 
+def test_deadline_and_end_of_a_call_with_several_tasks(sync: SyncFileSystem) -> None:
+    """Its cancellation is a group of exceptions; nobody outside sees that."""
+
+    async def several() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 60)
+            nursery.start_soon(trio.sleep, 60)
+
+    with pytest.raises(DeadlineExceeded):
+        sync.portal.run(several, timeout_s=0.2)
+    assert sync.stat("/").is_dir
+    closing = threading.Timer(0.3, sync.close)
+    closing.start()
+    with pytest.raises(CurvfsError, match="closed"):
+        sync.portal.run(several)
+    closing.join()
+
+
 def test_not_from_its_own_thread(sync: SyncFileSystem) -> None:
     async def inside() -> None:
         sync.stat("/")
