@@ -14,6 +14,7 @@ from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, s
 from tools.doctor import command as doctorcmd
 from tools.files import commands as filecommands
 from tools.size import command as sizecmd
+from tools.top import command as topcmd
 
 app = typer.Typer(name="curvfs", no_args_is_help=True, pretty_exceptions_enable=False)
 serve.register(app)
@@ -27,6 +28,7 @@ scrubcmd.register(app)
 verifycmd.register(app)
 sizecmd.register(app)
 doctorcmd.register(app)
+topcmd.register(app)
 filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")
 

@@ -1,0 +1,161 @@
+"""The tables of ``curvfs top``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from curvfs.units import format_duration, format_size
+from tools.top.rates import Delta, number
+
+_CAUSES_SHOWN = 3
+_SLOW_SHOWN = 5
+_NOTHING_RUNS = "No mount, store or server of this user runs here."
+
+
+def screen(deltas: Sequence[Delta], now_ms: int) -> RenderableType:
+    """Everything that runs here, one table per kind."""
+    parts: list[RenderableType] = []
+    for kind, build in (("mount", _mounts), ("kvstore", _stores), ("server", _servers)):
+        chosen = [delta for delta in deltas if delta.now.get("kind") == kind]
+        if chosen:
+            parts.append(build(chosen, now_ms))
+    slow = [call for delta in deltas for call in _slow_calls(delta)]
+    if slow:
+        parts.append(_slow(slow))
+    return Group(*parts) if parts else Text(_NOTHING_RUNS)
+
+
+def _table(title: str, columns: Iterable[str], texts: int) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < texts else "right", no_wrap=place >= texts)
+    return table
+
+
+def _mounts(deltas: Sequence[Delta], now_ms: int) -> Table:
+    columns = ("MOUNTPOINT", "POOL", "PID", "UP", "CALLS/S", "P99", "READ/S", "WRITTEN/S", "OPEN", "PUBLISHED")
+    table = _table("Mounts", columns, 2)
+    for delta in deltas:
+        record = delta.now
+        operations = record.get("operations") or {}
+        p99_s = max((number(each, "p99_s") for each in operations.values()), default=0.0)
+        table.add_row(
+            str(record.get("mountpoint")),
+            str(record.get("url")),
+            *_process(record, now_ms),
+            f"{delta.rate('calls'):.0f}",
+            _latency(p99_s),
+            format_size(delta.rate("read_bytes")),
+            format_size(delta.rate("written_bytes")),
+            f"{number(record, 'open_files'):.0f}",
+            f"{number(record, 'objects', 'published'):.0f}",
+        )
+    return table
+
+
+def _stores(deltas: Sequence[Delta], now_ms: int) -> Table:
+    columns = (
+        *("MODEL", "POOL", "STATE", "MISSES", "PID", "UP", "GET/S", "LOADED/S", "P99", "PUT/S", "STORED/S"),
+        *("LOOKUPS/S", "P99", "HIT"),
+    )
+    table = _table("Stores", columns, 4)
+    for delta in deltas:
+        record = delta.now
+        stats = record.get("stats") or {}
+        table.add_row(
+            _model(record),
+            str(record.get("url")),
+            _state(stats),
+            _causes(delta.grown("stats", "get_misses")),
+            *_process(record, now_ms),
+            f"{delta.rate('stats', 'gets'):.0f}",
+            format_size(delta.rate("stats", "get_bytes")),
+            _latency(number(stats, "latencies", "get", "p99_s")),
+            f"{delta.rate('stats', 'puts'):.0f}",
+            format_size(delta.rate("stats", "put_bytes")),
+            f"{delta.rate('stats', 'lookups'):.0f}",
+            _latency(number(stats, "latencies", "lookup", "p99_s")),
+            _hits(stats),
+        )
+    return table
+
+
+def _servers(deltas: Sequence[Delta], now_ms: int) -> Table:
+    columns = ("SERVER", "DIRECTORY", "PID", "UP", "CALLS/S", "P99", "READ/S", "WRITTEN/S", "USED", "FREE")
+    table = _table("Servers", columns, 2)
+    for delta in deltas:
+        record = delta.now
+        table.add_row(
+            str(record.get("url")),
+            str(record.get("directory")),
+            *_process(record, now_ms),
+            f"{delta.rate('answers', 'count'):.0f}",
+            _latency(number(record, "answers", "p99_s")),
+            format_size(delta.rate("read_bytes")),
+            format_size(delta.rate("written_bytes")),
+            format_size(number(record, "used_bytes")),
+            format_size(number(record, "available_bytes")),
+        )
+    return table
+
+
+def _slow_calls(delta: Delta) -> list[tuple[str, dict[str, Any]]]:
+    found = delta.now.get("slow_calls")
+    return [(str(delta.now.get("mountpoint")), call) for call in found] if isinstance(found, list) else []
+
+
+def _slow(calls: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    table = _table("Slow calls", ("WHERE", "CALL", "OF", "TOOK"), 3)
+    newest = sorted(calls, key=lambda each: -number(each[1], "began_ms"))[:_SLOW_SHOWN]
+    for where, call in newest:
+        took = format_duration(number(call, "took_s"))
+        table.add_row(where, str(call.get("operation")), str(call.get("about")), took)
+    return table
+
+
+def _process(record: Any, now_ms: int) -> tuple[str, str]:
+    up_s = max(0, now_ms - int(number(record, "since_ms"))) // 1000
+    shown = f"{up_s} s" if up_s < 120 else f"{up_s // 60} min" if up_s < 7200 else f"{up_s // 3600} h"
+    return str(record.get("pid")), shown
+
+
+def _model(record: Any) -> str:
+    shard = record.get("shard")
+    return f"{record.get('model')} {shard}" if shard else str(record.get("model"))
+
+
+def _state(stats: Any) -> str:
+    """One word or a few on what stands in this store's way."""
+    if number(stats, "failing_puts"):
+        return f"{number(stats, 'failing_puts'):.0f} puts failed"
+    if number(stats, "quarantined"):
+        return f"{number(stats, 'quarantined'):.0f} damaged"
+    return "ok" if stats.get("direct", True) else "ok, buffered"
+
+
+def _causes(misses: dict[str, int]) -> str:
+    worst = sorted(misses.items(), key=lambda item: -item[1])[:_CAUSES_SHOWN]
+    return ", ".join(f"{count} {cause}" for cause, count in worst)
+
+
+def _hits(stats: Any) -> str:
+    """Pages that gets delivered, of all that were asked for."""
+    delivered, missed = number(stats, "gets"), number(stats, "get_misses")
+    return f"{delivered / (delivered + missed):.0%}" if delivered + missed else "-"
+
+
+def _latency(value_s: float) -> str:
+    if value_s == 0:
+        return "-"
+    return (
+        f"{value_s * 1e6:.0f} us"
+        if value_s < 1e-3
+        else f"{value_s * 1e3:.1f} ms"
+        if value_s < 1
+        else f"{value_s:.2f} s"
+    )
