@@ -34,9 +34,10 @@ class Stream(abc.ABC):
         """Receive at least one byte into ``buffer``; 0 means that the peer closed. Raises ConnectionLost."""
 
     @abc.abstractmethod
-    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
-        """Send bytes of an open file without copying them. The file must hold them all: a file that ends early
-        raises ConnectionLost, because the frame under way can no longer be finished."""
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int, prefix: Buffer = b"") -> None:
+        """Send ``prefix``, and behind it, in the same segment, bytes of an open file without copying them. The file
+        must hold them all: a file that ends early raises ConnectionLost, because the frame under way can no longer be
+        finished."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:
@@ -219,11 +220,14 @@ class SocketStream(Stream):
             await trio.lowlevel.checkpoint()
         return done
 
-    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int, prefix: Buffer = b"") -> None:
+        head = bytes_of(prefix)
         try:
             if self._is_local:
-                await self._send_copies(fd, offset_bytes, count_bytes)
+                await self._send_copies(head, fd, offset_bytes, count_bytes)
                 return
+            while head:
+                head = head[await self._sock.send(head, socket.MSG_MORE if count_bytes else 0) :]
             while count_bytes:
                 try:  # the descriptor is asked for each time: another task may have closed the socket meanwhile
                     sent = os.sendfile(self._sock.fileno(), fd, offset_bytes, count_bytes)
@@ -238,27 +242,30 @@ class SocketStream(Stream):
         except (OSError, trio.ClosedResourceError) as error:
             raise self._lost(error) from error
 
-    async def _send_copies(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
+    async def _send_copies(self, head: memoryview, fd: int, offset_bytes: int, count_bytes: int) -> None:
         """On this very machine the receiver is handed what was just copied, and still in the processor's cache, at
         less cost than the pages of the file one by one."""
         buffer = _spare_copies.pop() if _spare_copies else memoryview(bytearray(_COPY_BYTES))
         sent = 0  # since others had their turn
         try:
-            while count_bytes:
-                piece = buffer[: await self._read(fd, buffer[:count_bytes], offset_bytes)]
-                if not piece:
+            while count_bytes or head:
+                piece = (
+                    buffer[: await self._read(fd, buffer[:count_bytes], offset_bytes)] if count_bytes else buffer[:0]
+                )
+                if count_bytes and not piece:
                     raise self._ended_early(count_bytes)
                 offset_bytes += len(piece)
                 count_bytes -= len(piece)
-                while piece:
+                while piece or head:
                     try:
-                        written = os.write(self._sock.fileno(), piece)
+                        written = os.writev(self._sock.fileno(), [head, piece])
                     except BlockingIOError:
                         await trio.lowlevel.wait_writable(self._sock)
                         sent = 0
-                    else:
-                        piece = piece[written:]
-                        sent += written
+                        continue
+                    sent += written
+                    of_head = min(written, len(head))
+                    head, piece = head[of_head:], piece[written - of_head :]
                 if sent >= _TURN_BYTES:
                     await trio.lowlevel.checkpoint()
                     sent = 0

@@ -128,11 +128,13 @@ class SimStream(Stream):
                 await self._send_all(view)
         self._reset_if_due()
 
-    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int) -> None:
-        self._process.enter("send_file", f"{count_bytes} to {self.peer}")
+    async def send_file(self, fd: int, offset_bytes: int, count_bytes: int, prefix: Buffer = b"") -> None:
+        head = bytes_of(prefix)
+        self._process.enter("send_file", f"{len(head) + count_bytes} to {self.peer}")
         await self._process.turn()
-        self._maybe_fault(count_bytes)
+        self._maybe_fault(len(head) + count_bytes)
         with self._one("_sending"):
+            await self._send_all(head)
             while count_bytes:
                 piece = bytearray(min(count_bytes, _SEGMENT_BYTES))
                 try:

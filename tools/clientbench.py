@@ -117,13 +117,13 @@ async def client_write(fs: CurvineFileSystem, path: str, size: int) -> None:
             await writer.write(buffer[: size - start])
 
 
-def direct_read(fs: SyncFileSystem, path: str) -> None:
-    """Through lent descriptors, as the KV store reads."""
+def direct_read(fs: SyncFileSystem, path: str, huge: bool) -> None:
+    """Through lent descriptors, as the KV store reads: into a huge page as it does, or into ordinary ones as dd."""
     with (
         mmap.mmap(-1, _CALL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory,
         fs.open_extents(path, direct=True) as extents,
     ):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         for extent in extents.extents:
             if not isinstance(extent, LocalExtent) or not extent.direct:
                 raise SystemExit(f"{path} cannot be read directly here: {extent}")
@@ -267,9 +267,14 @@ def measure(directory: str, size: int) -> Iterator[str]:
             block_id = fs.locate("/direct").blocks[0].block_id
             (path,) = (base / "pool").glob(f"data/*/active/*/*/blk_{block_id}")
             os.sync()
-            yield compare(
-                "local read, lent descriptors", partial(direct_read, fs, "/direct"), partial(dd, str(path)), size, 0.95
-            )
+            for huge, pages in ((False, "ordinary pages"), (True, "a huge page")):
+                yield compare(
+                    f"local read, lent descriptors, {pages}",
+                    partial(direct_read, fs, "/direct", huge),
+                    partial(dd, str(path)),
+                    block_size,
+                    0.95,
+                )
 
             def uncached() -> None:
                 fd = os.open(path, os.O_RDONLY)
@@ -277,7 +282,7 @@ def measure(directory: str, size: int) -> Iterator[str]:
                 os.close(fd)
                 fs.portal.run(client_read, fs.filesystem, "/direct", block_size)
 
-            yield compare("local read, readinto, nothing cached", uncached, partial(dd, str(path)), size, 0.95)
+            yield compare("local read, readinto, nothing cached", uncached, partial(dd, str(path)), block_size, 0.95)
         yield unary_rates(url)
         command = [sys.executable, "-m", "tools.clientbench", "--memory", url, "--size", str(4 * size)]
         peaks = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(2)]

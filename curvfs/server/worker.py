@@ -180,9 +180,12 @@ class _Connection:
     async def _send(self, request: Request, answer: _Answer) -> None:
         data_len = len(answer.content) + answer.file_bytes + answer.zero_bytes
         self._worker.read_bytes += data_len
-        await self._raw.send(self._session.reply(request, answer.header, data_len), answer.content)
+        prefix = self._session.reply(request, answer.header, data_len)
+        if answer.content or not answer.file_bytes:
+            await self._raw.send(prefix, answer.content)
+            prefix = b""
         try:
-            await self._send_file(answer.fd, answer.offset_bytes, answer.offset_bytes + answer.file_bytes)
+            await self._send_file(prefix, answer.fd, answer.offset_bytes, answer.offset_bytes + answer.file_bytes)
         except OSError as error:  # the reply has begun, so all that can be done is to end it
             raise ConnectionLost(f"{self._raw.peer} was left in a reply: {error.strerror or error}.") from error
         if answer.zero_bytes:
@@ -190,16 +193,18 @@ class _Connection:
         if isinstance(self._open, _Read):
             self._give_buffer()  # many readers hold a stream open, few are reading
 
-    async def _send_file(self, fd: int, offset_bytes: int, end_bytes: int) -> None:
+    async def _send_file(self, prefix: bytes, fd: int, offset_bytes: int, end_bytes: int) -> None:
+        """Send bytes of a file behind what the reply begins with: together, so that the client wakes up once."""
         while offset_bytes < end_bytes:
             cached = cached_bytes(self._world.disk, fd, offset_bytes, end_bytes - offset_bytes)
             if cached:
-                await self._raw.send_file(fd, offset_bytes, cached)
+                await self._raw.send_file(fd, offset_bytes, cached, prefix)
                 offset_bytes += cached
             else:
                 piece = await self._read_piece(fd, offset_bytes, end_bytes - offset_bytes)
-                await self._raw.send(piece)
+                await self._raw.send(prefix, piece)
                 offset_bytes += len(piece)
+            prefix = b""
 
     async def _read_piece(self, fd: int, offset_bytes: int, count_bytes: int) -> memoryview:
         """Some bytes of a file, from wherever they are, in our buffer. A file that just became shorter leaves zeros, as

@@ -19,10 +19,10 @@ _HOST = "127.0.0.1"
 
 
 @asynccontextmanager
-async def pair(stage: Stage) -> AsyncIterator[tuple[Stream, Stream]]:
+async def pair(stage: Stage, host: str = _HOST) -> AsyncIterator[tuple[Stream, Stream]]:
     """The two ends of a connection."""
-    listener = await stage.world.net.listen(_HOST, 0)
-    ours = await stage.world.net.connect(_HOST, listener.port)
+    listener = await stage.world.net.listen(host, 0)
+    ours = await stage.world.net.connect(host, listener.port)
     theirs = await listener.accept()
     await listener.aclose()
     try:
@@ -165,6 +165,25 @@ def test_files_are_sent_whole_or_the_connection_is_lost(play: Play) -> None:
             assert got == content[100_001:700_001]
             await ours.send_file(fd, 0, 0)
             assert "3 bytes early" in await lost(ours.send_file, fd, len(content) - 1, 4)
+        stage.world.disk.close(fd)
+
+    play(main)
+
+
+def test_a_prefix_goes_before_the_bytes_of_a_file(play: Play) -> None:
+    async def main(stage: Stage) -> None:
+        content, prefix = bytes(range(256)) * 40_000, b"head" * 100
+        fd = stage.world.disk.open(stage.file("f", content), os.O_RDONLY)
+        # Between two addresses the kernel sends the file; within one it is copied.
+        for host in (_HOST,) if stage.root == "/data" else (_HOST, "127.0.0.2"):
+            async with pair(stage, host) as (ours, theirs):
+                for offset, count in ((3, len(content) - 3), (5, 1), (0, 0)):
+                    got = bytearray(len(prefix) + count)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(ours.send_file, fd, offset, count, prefix)
+                        assert await theirs.recv_exactly(memoryview(got)) == len(got)
+                    assert got == prefix + content[offset : offset + count]
+                assert "early" in await lost(ours.send_file, fd, len(content), 1, prefix)
         stage.world.disk.close(fd)
 
     play(main)
