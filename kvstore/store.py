@@ -514,6 +514,9 @@ class KVStore:
             "model": identity.model,
             "namespace": self._namespace,
             "fingerprint": self._fingerprint.hex(),
+            "identity": {name: value for name, value in asdict(identity).items() if name != "salt"},
+            "salted": bool(identity.salt),
+            "chain_hash": self._chain.chain_hash,
             "shard": self.geometry.shard.label,
             "stats": asdict(self.stats()),
         }
