@@ -132,7 +132,10 @@ class LocalFiles:
             known = self._versions.get(path)
             if known is None or known[0] != identity:
                 known = self._versions[path] = (identity, tomllib.loads(self._disk.read_file(path).decode()))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            refused = _REASONS.get(error.errno or 0)
+            raise Refused(refused if refused == "no_permission" else "no_version_file") from error
+        except ValueError as error:
             raise Refused("no_version_file") from error
         return known[1]
 
