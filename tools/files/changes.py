@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import grp
-import os
-import pwd
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Annotated, Any
@@ -14,10 +11,12 @@ import typer
 
 from curvfs.api import FileKind, FileStatus, SyncFileSystem
 from curvfs.client import paths
+from curvfs.client.owners import own_names
+from curvfs.client.symlinks import follow, status_or_none
 from curvfs.errors import FileExists_, InvalidRequest, IsADirectory, NotADirectory, NotFound, UsageError
 from tools.files.modes import changed_mode, octal_mode
 from tools.files.options import PATH_HELP, Conf, Json, Paths, Setting, Verbose, complete_path
-from tools.files.targets import Run, Target, follow, status_or_none
+from tools.files.targets import Run, Target
 
 _Recursive = Annotated[bool, typer.Option("-R", "-r", "--recursive", help="Everything below, too.")]
 
@@ -26,19 +25,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     for command in (mv, rm, mkdir, touch, chmod, chown, ln):
         app.command()(command)
-
-
-def own_names() -> tuple[str, str]:
-    """User and group that new files belong to: ours, by name where they have one."""
-    user, group = os.geteuid(), os.getegid()
-    try:
-        owner = pwd.getpwuid(user).pw_name
-    except KeyError:
-        owner = str(user)
-    try:
-        return owner, grp.getgrgid(group).gr_name
-    except KeyError:
-        return owner, str(group)
 
 
 def sources_and_target(words: list[str], example: str) -> tuple[list[str], str]:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from curvfs.api import FileKind, FileStatus, SyncFileSystem
+from curvfs.client.symlinks import follow
 from curvfs.errors import CurvfsError
 from tools.files import shown
 from tools.files.options import PATH_HELP, Conf, Human, Json, Paths, Setting, complete_path
-from tools.files.targets import Run, Target, follow
+from tools.files.targets import Run, Target
 
 _WHOLE_CLUSTERS = Annotated[
     list[str] | None,

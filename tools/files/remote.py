@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from curvfs.api import FileStatus, Located, SyncFileReader, SyncFileSystem, SyncFileWriter
 from curvfs.client import paths
+from curvfs.client.symlinks import status_or_none
 from curvfs.errors import CurvfsError, FileExists_, IsADirectory, TransportError
 from tools.files.copying import RESUMABLE_BYTES
 from tools.files.local import partial_name
-from tools.files.targets import status_or_none
 
 #: On a partial file: what it is a part of, and which client writes it.
 PARTIAL_XATTR = "curvfs.part"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -12,15 +11,13 @@ from typing import Any, Self
 
 import typer
 
-from curvfs.api import ClientConfig, FileKind, FileStatus, SyncFileSystem, gather_settings
+from curvfs.api import ClientConfig, SyncFileSystem, gather_settings
 from curvfs.client import paths
 from curvfs.config import URL_EXAMPLE
-from curvfs.errors import CurvfsError, InvalidRequest, NotADirectory, NotFound, UsageError, from_os_error
+from curvfs.errors import CurvfsError, UsageError, from_os_error
 from curvfs.world import World
 from tools.configcmd import overrides_from
 from tools.files.shown import printable
-
-_MAX_SYMLINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,41 +134,3 @@ class Run:
         """What a command that is silent by itself has done: told with ``--verbose``, and always with ``--json``."""
         if self.verbose or self.as_json:
             self.say(printable(text), document)
-
-
-def status_or_none(fs: SyncFileSystem, path: str) -> FileStatus | None:
-    """What is at ``path``, or None: also where its parent is no directory."""
-    try:
-        return fs.stat(path)
-    except (NotFound, NotADirectory):
-        return None
-
-
-def follow(fs: SyncFileSystem, path: str) -> str:
-    """``path`` with all symlinks resolved, as a kernel does it; what does not exist stays as it is. An absolute symlink
-    counts from the root that ``fs`` has. Raises InvalidRequest (ELOOP)."""
-    status = status_or_none(fs, path)
-    if status is not None and status.kind is not FileKind.SYMLINK:
-        return path
-    done = "/"
-    left = [part for part in path.split("/") if part]
-    links = 0
-    while left:
-        part = left.pop(0)
-        if part == "..":
-            done = paths.parent_of(done)
-            continue
-        here = paths.join(done, f"/{part}")
-        status = status_or_none(fs, here)
-        if status is None:
-            return paths.normalize("/".join([here, *left]))
-        if status.kind is FileKind.SYMLINK and status.symlink_target is not None:
-            links += 1
-            if links > _MAX_SYMLINKS:
-                raise InvalidRequest(f"Cannot follow {path}: too many symlinks.", errno_=errno.ELOOP)
-            if status.symlink_target.startswith("/"):
-                done = "/"
-            left = [name for name in status.symlink_target.split("/") if name not in ("", ".")] + left
-            continue
-        done = here
-    return done

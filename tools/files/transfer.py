@@ -12,6 +12,8 @@ import typer
 
 from curvfs.api import FileKind, FileStatus, SyncFileSystem
 from curvfs.client import paths
+from curvfs.client.owners import own_names
+from curvfs.client.symlinks import follow, status_or_none
 from curvfs.errors import (
     FileExists_,
     InvalidRequest,
@@ -22,13 +24,13 @@ from curvfs.errors import (
 )
 from curvfs.units import format_size
 from tools.files import local
-from tools.files.changes import inside, own_names, sources_and_target
+from tools.files.changes import inside, sources_and_target
 from tools.files.copying import Copied, Copier, Sink, Source
 from tools.files.local import LocalSink, LocalSource, LocalWish
 from tools.files.options import PATH_HELP, Conf, Json, Paths, Setting, Verbose, complete_path
 from tools.files.remote import RemoteSink, RemoteSource, RemoteWish
 from tools.files.shown import encoded
-from tools.files.targets import Run, Target, follow, status_or_none
+from tools.files.targets import Run, Target
 
 STANDARD_STREAM = "-"
 

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from curvfs.client.symlinks import follow
 from curvfs.errors import NotFound, UsageError
 from tools.files.options import PATH_HELP, Conf, Json, Paths, Setting, Verbose, complete_path
 from tools.files.shown import encoded, printable
-from tools.files.targets import Run, follow
+from tools.files.targets import Run
 
 app = typer.Typer(help="List, read and change extended attributes.", no_args_is_help=True)
 
