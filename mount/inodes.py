@@ -33,15 +33,16 @@ class Node:
 
     ``links`` holds the names under which the store has it, newest last: (directory, name). ``away`` says where a file
     without such a name lies: one that is private, or was removed while open. ``detached``: published while open for
-    writing; late writes are refused. ``changes`` counts our own changes in a directory. ``known_size`` is the size
-    that the kernel was told last, ``known_stamp`` what its cached pages belong to (modification time and length),
-    ``checked_s`` when the store last confirmed the name. ``written`` holds length and modification time (ms) as our own
-    writes made them, until the store has told us.
+    writing; late writes are refused. ``changes`` counts our own changes in a directory, ``changes_told`` says how many
+    of them its modification time shows. ``known_size`` is the size that the kernel was told last, ``known_stamp`` what
+    its cached pages belong to (modification time and length), ``checked_s`` when the store last confirmed the name.
+    ``written`` holds length and modification time (ms) as our own writes made them, until the store has told us.
     """
 
     __slots__ = (
         "away",
         "changes",
+        "changes_told",
         "checked_s",
         "children",
         "detached",
@@ -79,6 +80,7 @@ class Node:
         self.sealed = False
         self.detached = False
         self.changes = 0
+        self.changes_told = 0
         self.away: tuple[Scratch, str] | None = None
         self.private: PrivateFile | None = None
         self.reader: NodeReader | None = None

@@ -7,6 +7,7 @@ traceback and answered EIO.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import logging
@@ -19,7 +20,7 @@ import pyfuse3
 import trio
 
 from curvfs.api import CurvineFileSystem, FileStatus, FilesystemInfo
-from curvfs.errors import CurvfsError, InvalidRequest
+from curvfs.errors import CurvfsError, InvalidRequest, TransportError
 from mount.attributes import Attributes
 from mount.control import FIRST_ID, ControlDirectory
 from mount.handles import Handles
@@ -45,6 +46,7 @@ _MAX_FILES = 0xFFFFFFFF
 _NS_PER_MS = 1_000_000
 #: Milliseconds that every layer can hold; about the year 287,000.
 _MAX_TIME_MS = 2**53
+_ROOT_PATIENCE_S = 0.5
 #: Entries "." and ".." take the first two offsets of a directory.
 _DOTS = 2
 
@@ -279,9 +281,19 @@ class Operations(pyfuse3.Operations):
     @_handler
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self.table[inode]
-        if not self._knows(node):
+        if node is self.table.root and self.control is not None:
+            await self._root_status()
+        elif not self._knows(node):
             await self._fresh_status(node)
         return self._attributes.entry(node)
+
+    async def _root_status(self) -> None:
+        """The way to the control directory leads over the root, also when the store is silent: then what is known."""
+        try:
+            with trio.move_on_after(_ROOT_PATIENCE_S):
+                await self._fresh_status(self.table.root)
+        except TransportError as error:
+            log.debug("The root is as it was: %s", error)
 
     def _knows(self, node: Node) -> bool:
         """Are the attributes here the ones that count, without asking the store?"""
@@ -290,7 +302,19 @@ class Operations(pyfuse3.Operations):
         if node.writer is not None and node.writer.is_dirty:
             return True
         age_s = self._clock.monotonic_s() - node.checked_s
+        if node.status.is_dir:
+            return age_s < self.options.directory_timeout_s and self._knows_directory(node)
         return node.sealed and age_s < self.options.sealed_attr_timeout_s
+
+    def _knows_directory(self, node: Node) -> bool:
+        """The kernel asks for a directory's attributes after every change in it. Below KV prefixes, where names come
+        by the hundred, our own changes are told from here: the time of the last one is now."""
+        if self.table.prefix_of(node) is None:
+            return False
+        if node.changes != node.changes_told:
+            node.changes_told = node.changes
+            node.status = dataclasses.replace(node.status, mtime_ms=self._clock.time_ms())
+        return True
 
     async def _fresh_status(self, node: Node) -> FileStatus:
         """What the store says now. An open file whose name went to another keeps what was known of it."""

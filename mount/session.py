@@ -238,6 +238,7 @@ class _Session:
         self._server = server
         self._readiness = readiness
         self._initialised = trio.Event()
+        self._announced = trio.Event()
         self._stop = trio.Event()
         self._ended = trio.Event()
         self._device = ""
@@ -319,8 +320,9 @@ class _Session:
             max_background=self._options.max_background,
         )
         log.info("Mounted %s on %s.", self._url, self._path)
-        self._report.enrol()
         self._readiness.ready(self._url, self._path)
+        self._announced.set()
+        self._report.enrol()
         try:
             on_ready(self._url, self._path)
         except OSError as error:
@@ -389,6 +391,7 @@ class _Session:
         return _RECORD_INTERVAL_S
 
     async def _say_alive(self) -> float:
+        await self._announced.wait()
         self._readiness.alive()
         return self._readiness.watchdog_s
 

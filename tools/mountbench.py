@@ -1,0 +1,278 @@
+# ruff: noqa: TID251  (a mount is measured as programs use it: with bare system calls)
+"""``python -m tools.mountbench``: a mount on the embedded server beside a plain directory of the same file system.
+
+Both sides run the same loops, interleaved round by round and each first in every other round, so that what else the
+machine does strikes both. Blocks lie in the page cache of the machine; the pages that the kernel keeps for the mount
+itself are dropped before every buffered read, so that each byte comes from the daemon. What the kernel's own pages do
+is shown apart, with the daemon's counters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from curvfs.units import GIB, KIB, MIB, parse_size
+
+ROUNDS = 7
+SMALL_BYTES = 4 * KIB
+_COMMAND = (sys.executable, "-m", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One kind of load: what it does in a directory, and the unit and least value of its result."""
+
+    name: str
+    action: Callable[[Path, int], float]
+    unit: str
+    target: float | None
+
+
+class Processes:
+    """Processor time of the daemon and of the server, in seconds."""
+
+    def __init__(self, daemon: int, server: int) -> None:
+        self.daemon = daemon
+        self._server = server
+        self._tick = os.sysconf("SC_CLK_TCK")
+
+    def cpu_s(self) -> tuple[float, float]:
+        return self._of(self.daemon), self._of(self._server)
+
+    def _of(self, pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / self._tick
+
+
+class Loads:
+    """The loops. Each returns operations a second, or GB (10^9 bytes) a second."""
+
+    def __init__(self, files: int, size_bytes: int) -> None:
+        self._files = files
+        self._size_bytes = size_bytes
+        self._small = os.urandom(SMALL_BYTES)
+        self._buffer = mmap.mmap(-1, MIB)
+        self._buffer.write(os.urandom(MIB))
+
+    def prepare(self, directory: Path) -> None:
+        """What the reading loads read: sealed small objects, and a large one."""
+        for index in range(self._files):
+            self._put(directory, f"sealed-{index}")
+        self._write(directory / "large.tmp", 0)
+        os.rename(directory / "large.tmp", directory / "large")
+
+    def _put(self, directory: Path, name: str) -> None:
+        staging = directory / f"{name}.tmp"
+        fd = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.write(fd, self._small)
+        os.close(fd)
+        os.rename(staging, directory / name)
+
+    def create(self, directory: Path, number: int) -> float:
+        """create + write 4 KiB + close"""
+        names = [directory / f"c{number}-{index}" for index in range(self._files)]
+        began_s = time.perf_counter()
+        for name in names:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.write(fd, self._small)
+            os.close(fd)
+        took_s = time.perf_counter() - began_s
+        for name in names:
+            name.unlink()
+        return self._files / took_s
+
+    def publish(self, directory: Path, number: int) -> float:
+        """create + write 4 KiB + close + rename"""
+        began_s = time.perf_counter()
+        for index in range(self._files):
+            self._put(directory, f"p{number}-{index}")
+        took_s = time.perf_counter() - began_s
+        for index in range(self._files):
+            (directory / f"p{number}-{index}").unlink()
+        return self._files / took_s
+
+    def read_small(self, directory: Path, number: int) -> float:
+        """open + read 4 KiB + close, sealed names"""
+        buffer = bytearray(SMALL_BYTES)
+        names = [str(directory / f"sealed-{index}") for index in range(self._files)]
+        began_s = time.perf_counter()
+        for name in names:
+            fd = os.open(name, os.O_RDONLY)
+            os.readv(fd, [buffer])
+            os.close(fd)
+        return len(names) / (time.perf_counter() - began_s)
+
+    def read_direct(self, directory: Path, number: int) -> float:
+        return self._read(directory / "large", os.O_DIRECT if directory.name == "kv" else 0)
+
+    def read_buffered(self, directory: Path, number: int) -> float:
+        return self._read(directory / "large", 0, drop=directory.name == "kv")
+
+    def _read(self, path: Path, flags: int, *, drop: bool = False) -> float:
+        fd = os.open(path, os.O_RDONLY | flags)
+        try:
+            if drop:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            began_s = time.perf_counter()
+            for start in range(0, self._size_bytes, MIB):
+                if os.preadv(fd, [self._buffer], start) != MIB:
+                    raise SystemExit(f"{path} gave less than was asked for")
+            return self._size_bytes / (time.perf_counter() - began_s) / 1e9
+        finally:
+            os.close(fd)
+
+    def write_direct(self, directory: Path, number: int) -> float:
+        return self._written(directory, os.O_DIRECT if directory.name == "kv" else 0)
+
+    def write_buffered(self, directory: Path, number: int) -> float:
+        return self._written(directory, 0)
+
+    def _written(self, directory: Path, flags: int) -> float:
+        path = directory / "written.tmp"
+        took_s = self._write(path, flags)
+        path.unlink()
+        return self._size_bytes / took_s / 1e9
+
+    def _write(self, path: Path, flags: int) -> float:
+        began_s = time.perf_counter()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o644)
+        for start in range(0, self._size_bytes, MIB):
+            os.pwritev(fd, [self._buffer], start)
+        os.close(fd)
+        return time.perf_counter() - began_s
+
+    def operations(self, load: Measured) -> int:
+        """How many operations one call of a load does, or MiB it moves; what it tidies up afterwards comes on top."""
+        return self._files if load.unit == "/s" else self._size_bytes // MIB
+
+    def all(self) -> list[Measured]:
+        return [
+            Measured("create + write 4 KiB + close", self.create, "/s", None),
+            Measured("create + write 4 KiB + close + rename", self.publish, "/s", 500),
+            Measured("open + read 4 KiB + close, sealed", self.read_small, "/s", 3000),
+            Measured("sequential 1 MiB reads, direct", self.read_direct, "GB/s", 2.0),
+            Measured("sequential 1 MiB reads, buffered", self.read_buffered, "GB/s", 1.2),
+            Measured("sequential 1 MiB writes, direct", self.write_direct, "GB/s", 0.9),
+            Measured("sequential 1 MiB writes, buffered", self.write_buffered, "GB/s", 0.9),
+        ]
+
+
+def measure(mount: Path, plain: Path, loads: Loads, rounds: int, processes: Processes) -> None:
+    """Print a row for each load. Processor time is per operation, or per MiB, of daemon and server."""
+    print("| what | mount | spread | plain | ratio | target | | CPU, ms |\n|---|---|---|---|---|---|---|---|")
+    for load in loads.all():
+        load.action(mount, -1)  # everything is warm
+        load.action(plain, -1)
+        mine: list[float] = []
+        theirs: list[float] = []
+        before = processes.cpu_s()
+        for number in range(rounds):
+            for directory, found in ((mount, mine), (plain, theirs))[:: -1 if number % 2 else 1]:
+                found.append(load.action(directory, number))
+        spent = [
+            1000 * (after_s - before_s) / rounds / loads.operations(load)
+            for before_s, after_s in zip(before, processes.cpu_s(), strict=True)
+        ]
+        ratio = statistics.median(own / other for own, other in zip(mine, theirs, strict=True))
+        shown = ",.0f" if load.unit == "/s" else ".2f"
+        median = statistics.median(mine)
+        verdict = "" if load.target is None else "met" if median >= load.target else "missed"
+        target = "" if load.target is None else f"{load.target:{shown}} {load.unit}"
+        print(
+            f"| {load.name} | {median:{shown}} {load.unit} | {min(mine):{shown}} to {max(mine):{shown}} | "
+            f"{statistics.median(theirs):{shown}} {load.unit} | {ratio:.2f} | {target} | {verdict} | "
+            f"{spent[0]:.2f} + {spent[1]:.2f} |",
+            flush=True,
+        )
+
+
+def show_page_cache(mount: Path) -> None:
+    """Print how many requests the daemon saw while a sealed object was read again and again."""
+    stats = mount.parent / ".curvfs" / "stats.json"
+
+    def reads() -> int:
+        return int(json.loads(stats.read_bytes())["operations"].get("read", {"count": 0})["count"])
+
+    large = mount / "large"
+    with open(large, "rb", buffering=0) as file:
+        while file.read(MIB):
+            pass
+        before = reads()
+        for _ in range(10):
+            file.seek(0)
+            while file.read(MIB):
+                pass
+        within_one = reads() - before
+    before = reads()
+    began_s = time.perf_counter()
+    for _ in range(10):
+        with open(large, "rb", buffering=0) as file:
+            while file.read(MIB):
+                pass
+    took_s = time.perf_counter() - began_s
+    size_bytes = large.stat().st_size
+    print(
+        f"\nA sealed object of {size_bytes // MIB} MiB read 10 times: {within_one} reads reached the daemon "
+        f"through one descriptor, {reads() - before} through 10 opens, at {10 * size_bytes / took_s / 1e9:.1f} GB/s."
+    )
+
+
+def show_memory(pid: int) -> None:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = {line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmHWM", "VmRSS"))}
+    print(f"Memory of the daemon: {found['VmRSS'] / 1024:.0f} MiB now, {found['VmHWM'] / 1024:.0f} MiB at most.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.mountbench", description="Measure a mount.")
+    parser.add_argument("--size", default="512MB", help="bytes of a sequential read or write")
+    parser.add_argument("--files", type=int, default=400, help="small files of a round")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--directory", help="where the data lies; default: a temporary one")
+    found = parser.parse_args()
+    size_bytes = parse_size(found.size)
+    print(
+        f"{size_bytes / GIB:.2g} GiB per transfer, {found.files} small files, {found.rounds} interleaved rounds; "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start.\n"
+    )
+    base = Path(tempfile.mkdtemp(dir=found.directory, prefix="curvfs-mountbench-"))
+    plain, mountpoint = base / "plain", base / "mnt"
+    plain.mkdir()
+    mountpoint.mkdir()
+    try:
+        subprocess.run(
+            [*_COMMAND, "mount", "--background", "--embedded", str(base / "pool"), str(mountpoint)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            loads = Loads(found.files, size_bytes)
+            loads.prepare(mountpoint / "kv")
+            loads.prepare(plain)
+            processes = Processes(
+                json.loads((mountpoint / ".curvfs" / "stats.json").read_bytes())["pid"],
+                json.loads((base / "pool" / "server.json").read_bytes())["pid"],
+            )
+            measure(mountpoint / "kv", plain, loads, found.rounds, processes)
+            show_page_cache(mountpoint / "kv")
+            show_memory(processes.daemon)
+        finally:
+            subprocess.run([*_COMMAND, "umount", "--lazy", str(mountpoint)], check=False, stdout=subprocess.DEVNULL)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
