@@ -13,6 +13,7 @@ from curvfs.errors import UsageError
 from tools import benchcmd, configcmd, demo, mountcmd, mounthelper, mountscmd, scrubcmd, serve, verifycmd, wirecmd
 from tools.doctor import command as doctorcmd
 from tools.files import commands as filecommands
+from tools.inspect import command as inspectcmd
 from tools.size import command as sizecmd
 from tools.top import command as topcmd
 
@@ -31,6 +32,7 @@ doctorcmd.register(app)
 topcmd.register(app)
 filecommands.register(app)
 app.add_typer(wirecmd.app, name="wire")
+app.add_typer(inspectcmd.app, name="inspect")
 
 #: Base of typer's own usage errors; typer moved it between modules, its place above BadParameter stayed.
 _CommandLineError: type[Exception] = next(

@@ -1,11 +1,12 @@
-"""One quantity over another, drawn in the terminal, and as PNG (package matplotlib, extra ``report``)."""
+"""Lines and bars, drawn in the terminal, and as PNG (package matplotlib, extra ``report``)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from curvfs.errors import EnvironmentError_
 
@@ -27,19 +28,27 @@ class Line:
 
 def draw_png(path: str, line: Line, *, title: str) -> None:
     """Write a PNG. Raises EnvironmentError_ when matplotlib is missing or the file cannot be written."""
+    figure = _figure()
+    axes = figure.subplots()
+    axes.plot(line.x, line.y, marker=".")
+    axes.set(title=title, xlabel=line.x_label, ylabel=line.y_label, ylim=(0, None))
+    if line.log_x:
+        axes.set_xscale("log")
+    axes.grid(alpha=0.3)
+    _write(figure, path)
+
+
+def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise EnvironmentError_(
             "A plot as PNG needs the package matplotlib, which is not installed: pip install 'curvfs[report]'."
         ) from error
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(line.x, line.y, marker=".")
-    axes.set(title=title, xlabel=line.x_label, ylabel=line.y_label, ylim=(0, None))
-    if line.log_x:
-        axes.set_xscale("log")
-    axes.grid(alpha=0.3)
+    return Figure(figsize=(8, 4.5), layout="constrained")
+
+
+def _write(figure: Any, path: str) -> None:
     try:
         figure.savefig(path, format="png")
     except OSError as error:
@@ -70,3 +79,36 @@ def draw_terminal(line: Line, *, width: int = 64, height: int = 12) -> str:
     middle = f"{line.x_label}{' (log)' if line.log_x else ''}".center(width - len(ends[0]) - len(ends[1]))
     axis = " " * margin + " \u2514" + "\u2500" * width
     return "\n".join([line.y_label, *drawn, axis, f"{'':{margin}}  {ends[0]}{middle}{ends[1]}"])
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Counts by bin; several series over the same bins."""
+
+    bins: Sequence[str]
+    series: Mapping[str, Sequence[int]]
+
+
+def draw_bars_png(path: str, bars: Bars, *, title: str) -> None:
+    """Write a PNG with one row of bars per series. Raises EnvironmentError_."""
+    figure = _figure()
+    grid = figure.subplots(len(bars.series), 1, squeeze=False)
+    for axes, (name, counts) in zip(grid[:, 0], bars.series.items(), strict=True):
+        axes.bar(list(bars.bins), list(counts))
+        axes.set(ylabel="objects", title=name)
+    figure.suptitle(title)
+    _write(figure, path)
+
+
+def draw_bars_terminal(bars: Bars, *, width: int = 40) -> str:
+    """The series one below the other, as lines of blocks."""
+    margin = max(map(len, bars.bins))
+    lines: list[str] = []
+    for name, counts in bars.series.items():
+        most = max(*counts, 1)
+        lines.append(name)
+        lines += [
+            f"  {bin_:>{margin}} " + "\u2588" * round(width * count / most) + f"{' ' if count else ''}{count:,}"
+            for bin_, count in zip(bars.bins, counts, strict=True)
+        ]
+    return "\n".join(lines)

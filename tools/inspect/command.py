@@ -1,0 +1,216 @@
+"""The command line of ``curvfs inspect``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from curvfs.errors import CurvfsError, UsageError, from_os_error
+from curvfs.units import format_size
+from curvfs.world import World
+from kvstore.keys import KeyChain
+from kvstore.scrub import Scrubber, open_pool
+from tools.inspect.chain import describe_chain, identity_from_file, identity_of_process, read_tokens
+from tools.inspect.object import describe_object
+from tools.inspect.pool import AGES, describe_pool
+from tools.inspect.sources import opened
+from tools.plots import Bars, draw_bars_png, draw_bars_terminal
+
+app = typer.Typer(help="Look at one object, at the pages of a prompt, or at a whole pool.", no_args_is_help=True)
+
+#: Exit code when an object is damaged, so that scripts can tell.
+EXIT_DAMAGED = 6
+_STAGING_EXPIRY_S = 600.0
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Prefix = Annotated[str, typer.Option(help="The KV prefix below the URL's directory.")]
+
+
+@app.command("object")
+def inspect_object(
+    place: Annotated[
+        str, typer.Argument(metavar="PATH|URL", help="A file, on any mount, or curvine://host:port/path.")
+    ],
+    verify: Annotated[bool, typer.Option(help="Read its data and check every sum.")] = True,
+    as_json: Json = False,
+) -> int:
+    """What an object is: key, identity, tensors, checksums, blocks and hosts. Exit code 6 when it is damaged."""
+    with opened(World.real(), place) as source:
+        report = describe_object(source, verify=verify)
+    typer.echo(json.dumps(report, indent=2) if as_json else _object_text(report))
+    return EXIT_DAMAGED if report["verdict"] == "damaged" else 0
+
+
+@app.command("pool")
+def inspect_pool(
+    url: Annotated[str, typer.Argument(metavar="URL", help="curvine://host:port/path or file:///directory.")],
+    prefix: Prefix = "kv",
+    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw ages and uses as PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Objects, bytes, ages and uses of a pool, by namespace."""
+    world = World.real()
+    console = Console(stderr=True)
+    with (
+        open_pool(world, url, prefix, staging_expiry_s=_STAGING_EXPIRY_S) as backend,
+        Progress(
+            SpinnerColumn(),
+            TextColumn("{task.completed:,.0f} objects"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as progress,
+    ):
+        walker = Scrubber(world, backend, lambda _: None)
+        report = describe_pool(backend, walker, progress.track(walker.walk(), total=None))
+    bars = _bars(report)
+    if plot:
+        draw_bars_png(plot, bars, title=url)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    typer.echo(_pool_text(report))
+    typer.echo(draw_bars_terminal(bars))
+
+
+@app.command("chain")
+def inspect_chain(
+    tokens: Annotated[str, typer.Argument(metavar="FILE", help="Token numbers as text or JSON; - for standard input.")],
+    url: Annotated[str | None, typer.Option(help="The pool. Default: that of --pid.")] = None,
+    identity: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON with model, revision, dtype, page_tokens, layout, ...")
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Take identity and pool of the store that this process has open.")
+    ] = None,
+    salt_file: Annotated[str | None, typer.Option(metavar="FILE", help="The tenant's salt.")] = None,
+    prefix: Prefix = "kv",
+    as_json: Json = False,
+) -> None:
+    """The pages of a prompt: their keys, and which of them are stored where."""
+    if (identity is None) == (pid is None):
+        raise UsageError(
+            "Keys need an identity; give either --identity FILE or --pid of a process that has a store open."
+        )
+    world = World.real()
+    salt = _salt(world, salt_file)
+    if identity is not None:
+        whose, chain_hash = identity_from_file(world, identity, salt)
+    else:
+        assert pid is not None
+        whose, chain_hash, its_url = identity_of_process(world, pid, salt)
+        url = url or its_url
+    if url is None:
+        raise UsageError("No pool is named; give --url.")
+    numbers = read_tokens(world, tokens)
+    with open_pool(world, url, prefix, staging_expiry_s=_STAGING_EXPIRY_S) as backend:
+        report = describe_chain(backend, KeyChain(whose, chain_hash=chain_hash), numbers)
+    typer.echo(json.dumps(report, indent=2) if as_json else _chain_text(report))
+
+
+def _salt(world: World, path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return world.disk.read_file(path).decode().rstrip("\n")
+    except OSError as error:
+        raise from_os_error(error, doing=f"reading the salt {path}") from error
+    except UnicodeDecodeError as error:
+        raise CurvfsError(f"The salt in {path} is not text.") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- text
+
+
+def _object_text(report: dict[str, Any]) -> str:
+    rows = [("Place", report["place"]), ("Length", format_size(report["length_bytes"]))]
+    if "key" in report:
+        rows += [
+            ("Key", report["key"]),
+            ("Identity", report["identity"]),
+            ("Shard", report["shard"] or "none"),
+            ("Tokens", _tokens(report["tokens"])),
+            ("Codec", report["codec"]),
+            ("Written", f"{_stamp(report['created_ms'])} by {report['writer']}"),
+            (
+                "Layout",
+                f"header {report['header_bytes']} bytes, data {report['data_bytes']} in {report['units']} units",
+            ),
+        ]
+        rows += [
+            (
+                "Tensors" if number == 0 else "",
+                f"{tensor['name']:16} {tensor['dtype']} {tensor['shape']} at {tensor['offset_bytes']}",
+            )
+            for number, tensor in enumerate(report["tensors"])
+        ]
+    for number, block in enumerate(report["blocks"]):
+        hosts = ", ".join(block["hosts"]) or "nowhere"
+        rows.append(
+            ("Blocks" if number == 0 else "", f"{block['id']}, {format_size(block['length_bytes'])}, on {hosts}")
+        )
+    rows += [("Attribute", f"{name} = {value}") for name, value in report["attributes"].items()]
+    verdict = report["verdict"]
+    rows.append(("Verdict", f"{verdict}: {report['reason']}" if report["reason"] else verdict))
+    return "\n".join(f"{title:10} {text}" for title, text in rows)
+
+
+def _tokens(said: str) -> str:
+    start, _, count = said.partition("+")
+    if not (start.isdecimal() and count.isdecimal()) or count == "0":
+        return "not told (the key is an engine's own)"
+    return f"{start} to {int(start) + int(count) - 1}"
+
+
+def _stamp(created_ms: int | None) -> str:
+    if created_ms is None:
+        return "at an unknown time"
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _pool_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['objects']:,} objects, {format_size(report['size_bytes'])}"]
+    for name, namespace in report["namespaces"].items():
+        shards = ", ".join(shard for shard in namespace["shards"] if shard)
+        lines.append(
+            f"  {name}  {namespace['objects']:>9,} objects  {format_size(namespace['size_bytes']):>10}"
+            + (f"  shards {shards}" if shards else "")
+        )
+    aside = report["aside"]
+    lines.append(
+        f"Besides: {format_size(aside['staging']['size_bytes'])} in staging, "
+        f"{format_size(aside['trash']['size_bytes'])} in the trash, "
+        f"{aside['quarantine']['files']} damaged objects in quarantine."
+    )
+    return "\n".join(lines)
+
+
+def _bars(report: dict[str, Any]) -> Bars:
+    return Bars(
+        [name for name, _ in AGES],
+        {
+            "written less than ... ago": list(report["written_ago"].values()),
+            "last used less than ... ago": list(report["used_ago"].values()),
+        },
+    )
+
+
+def _chain_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['tokens']} tokens are {len(report['pages'])} full pages of {report['page_tokens']}; "
+        f"the pool has the first {report['stored_pages']} ({report['stored_tokens']} tokens)."
+    ]
+    for page in report["pages"]:
+        first, end = page["tokens"]
+        held = "; ".join(
+            f"{format_size(each['length_bytes'])}{' on ' + ', '.join(each['hosts']) if each['hosts'] else ''}"
+            for each in page["objects"]
+        )
+        lines.append(f"{page['page']:5} tokens {first:>6}-{end - 1:<6} {page['key']}  {held or 'absent'}")
+    return "\n".join(lines)
