@@ -20,12 +20,11 @@ from curvfs.api import (
     open_filesystem,
 )
 from curvfs.errors import RemoteError
-from curvfs.network import RealNetwork, SocketStream
 from curvfs.server.service import Server
 from curvfs.units import MIB
 from curvfs.wire.codes import RpcCode
-from curvfs.wire.frame import FIXED_BYTES, decode_head
-from curvfs.world import Stream, World
+from curvfs.world import World
+from tests.t2_client.tap import Tap
 
 Call = Callable[[CurvineFileSystem], Awaitable[Any]]
 
@@ -181,29 +180,6 @@ CLIENT_CALLS: dict[RpcCode, Call] = {
 ANSWERED_HERE = {RpcCode.UNMOUNT}
 
 
-class Tap(RealNetwork):
-    """Notes the code of every frame that is sent."""
-
-    def __init__(self) -> None:
-        self.sent: set[RpcCode] = set()
-
-    async def connect(self, host: str, port: int) -> Stream:
-        stream = await super().connect(host, port)
-        assert isinstance(stream, SocketStream)
-        send = stream.send
-
-        async def noting(*buffers: Any) -> None:
-            prefix = memoryview(buffers[0])
-            while len(prefix) >= FIXED_BYTES:  # several whole unary frames, or one frame's head and header
-                head = decode_head(prefix)
-                self.sent.add(RpcCode.of(head.code))
-                prefix = prefix[FIXED_BYTES + head.header_len + head.data_len :]
-            await send(*buffers)
-
-        stream.send = noting  # type: ignore[method-assign]
-        return stream
-
-
 def test_every_code_is_either_sent_or_not_a_clients() -> None:
     others = [code for codes in NO_CLIENT_CALLS.values() for code in codes]
     assert sorted([*CLIENT_CALLS, *others]) == sorted(RpcCode)
@@ -219,4 +195,4 @@ async def test_a_public_call_sends_it(server: Server, code: RpcCode) -> None:
             await CLIENT_CALLS[code](fs)
         except RemoteError as error:
             assert "Cannot" in str(error)
-        assert (code in tap.sent) != (code in ANSWERED_HERE)
+        assert (code in tap.codes) != (code in ANSWERED_HERE)
