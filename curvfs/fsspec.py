@@ -34,7 +34,7 @@ from curvfs.api import (
 from curvfs.client import paths
 from curvfs.client.fileobject import as_files_raise
 from curvfs.client.owners import own_names
-from curvfs.client.symlinks import follow, status_or_none
+from curvfs.client.symlinks import follow, resolve, status_or_none
 from curvfs.errors import (
     ConfigError,
     CurvfsError,
@@ -139,8 +139,9 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
     @as_files_raise
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         path = self._path(path)
-        end = follow(self.client, path)
-        status = self.client.stat(end)
+        end, status = resolve(self.client, path)
+        if status is None:
+            raise NotFound(f"Cannot list {path}: there is no such file or directory.")
         if status.is_dir:
             entries = [self._info(entry, paths.join(path, f"/{entry.name}")) for entry in self.client.list(end)]
         else:
@@ -151,7 +152,7 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
         """Of a symlink: of what it leads to, and of itself where that is nothing."""
         link = status.symlink_target
         if link is not None:
-            status = status_or_none(self.client, follow(self.client, path)) or status
+            status = resolve(self.client, path)[1] or status
         kinds = {FileKind.DIRECTORY: "directory", FileKind.FILE: "file", FileKind.SYMLINK: "link"}
         found = {
             "name": path,
@@ -168,8 +169,7 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
         return found if link is None else found | {"destination": link}
 
     def _stat(self, path: str) -> FileStatus | None:
-        path = self._path(path)
-        return status_or_none(self.client, follow(self.client, path))
+        return resolve(self.client, self._path(path))[1]
 
     @as_files_raise
     def exists(self, path: str, **kwargs: Any) -> bool:
@@ -215,7 +215,7 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
 
     def _make_parents(self, path: str) -> None:
         parent = paths.parent_of(path)
-        if self._stat(parent) is None:
+        if resolve(self.client, parent)[1] is None:
             owner, group = own_names()
             self.client.mkdir(parent, parents=True, owner=owner, group=group)
 
@@ -266,17 +266,16 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
         if self.isdir(source):
             self.makedirs(target, exist_ok=True)
             return
-        with self._open(source) as read, self._open(target, "wb") as written:
-            if follow(self.client, source) != written.path:
-                while piece := read.read(_COPY_BYTES):
-                    written.write(piece)
-            else:
-                written.discard()
+        if follow(self.client, source) == follow(self.client, target):
+            return
+        with self.open(source) as read, self.open(target, "wb") as written:
+            while piece := read.read(_COPY_BYTES):
+                written.write(piece)
 
     @as_files_raise
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         if truncate or not self.exists(path):
-            with self._open(path, "wb"):
+            with self.open(path, "wb"):
                 return
         now_ms = self.client.world.clock.time_ms()
         self.client.set_attr(follow(self.client, self._path(path)), mtime_ms=now_ms, atime_ms=now_ms)
@@ -291,7 +290,7 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
 
     @as_files_raise
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        with self._open(path, "xb" if mode == "create" else "wb") as file:
+        with self.open(path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
     @as_files_raise
@@ -304,10 +303,12 @@ class CurvineFsspec(AbstractFileSystem):  # type: ignore[misc] # fsspec has no t
         cache_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> CurvineFsspecFile:
+        end, there = resolve(self.client, self._path(path))
         return CurvineFsspecFile(
             self,
-            follow(self.client, self._path(path)),
+            end,
             mode,
+            there=there,
             block_size="default" if block_size is None else block_size,
             autocommit=autocommit,
             cache_options=cache_options,
@@ -325,7 +326,10 @@ class CurvineFsspecFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec ha
     loc: int
     blocksize: int
 
-    def __init__(self, fs: CurvineFsspec, path: str, mode: str = "rb", **kwargs: Any) -> None:
+    def __init__(
+        self, fs: CurvineFsspec, path: str, mode: str = "rb", *, there: FileStatus | None = None, **kwargs: Any
+    ) -> None:
+        """``path`` without symlinks, and what is ``there``."""
         self._client = fs.client
         self._reader: SyncFileReader | None = None
         self._writer: SyncFileWriter | None = None
@@ -334,7 +338,8 @@ class CurvineFsspecFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec ha
             self._reader = self._client.open(path)
             kwargs["size"] = self._reader.length_bytes
         elif mode in ("wb", "xb", "ab"):
-            self._replaced = self._check_target(fs, path, mode, bool(kwargs.get("autocommit", True)))
+            self._replaced = there
+            self._check_target(fs, path, mode, bool(kwargs.get("autocommit", True)))
         else:
             self.closed = True
             raise UsageError(f"Cannot open {path} with mode {mode!r}; modes are rb, wb, xb and ab.")
@@ -342,10 +347,10 @@ class CurvineFsspecFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec ha
         if mode == "ab" and self._replaced is not None:
             self.loc = self._replaced.length_bytes
 
-    def _check_target(self, fs: CurvineFsspec, path: str, mode: str, autocommit: bool) -> FileStatus | None:
-        """What is there. Raises CurvfsError where it cannot be written to."""
+    def _check_target(self, fs: CurvineFsspec, path: str, mode: str, autocommit: bool) -> None:
+        """Raises CurvfsError where it cannot be written to."""
+        there = self._replaced
         try:
-            there = status_or_none(self._client, path)
             if there is not None and there.is_dir:
                 raise IsADirectory(f"Cannot write {path}: it is a directory.")
             if there is not None and mode == "xb":
@@ -356,7 +361,6 @@ class CurvineFsspecFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec ha
                 fs._make_parents(path)
             elif there is None and status_or_none(self._client, paths.parent_of(path)) is None:
                 raise NotFound(f"Cannot make {path}: its directory does not exist.")
-            return there
         except BaseException:
             self.closed = True  # so that nobody closes what was never open
             raise

@@ -23,9 +23,16 @@ def status_or_none(fs: SyncFileSystem, path: str) -> FileStatus | None:
 def follow(fs: SyncFileSystem, path: str) -> str:
     """``path`` with all symlinks resolved, as a kernel does it; what does not exist stays as it is. An absolute symlink
     counts from the root that ``fs`` has. Raises InvalidRequest (ELOOP)."""
+    return resolve(fs, path)[0]
+
+
+def resolve(fs: SyncFileSystem, path: str) -> tuple[str, FileStatus | None]:
+    """The same, and what is there: never a symlink."""
     status = status_or_none(fs, path)
     if status is not None and status.kind is not FileKind.SYMLINK:
-        return path
+        return path, status
+    if status is None and (above := status_or_none(fs, paths.parent_of(path))) is not None and above.is_dir:
+        return path, None  # no symlink stands on the way, since a master went it
     done = "/"
     left = [part for part in path.split("/") if part]
     links = 0
@@ -37,7 +44,7 @@ def follow(fs: SyncFileSystem, path: str) -> str:
         here = paths.join(done, f"/{part}")
         status = status_or_none(fs, here)
         if status is None:
-            return paths.normalize("/".join([here, *left]))
+            return paths.normalize("/".join([here, *left])), None
         if status.kind is FileKind.SYMLINK and status.symlink_target is not None:
             links += 1
             if links > _MAX_SYMLINKS:
@@ -47,4 +54,4 @@ def follow(fs: SyncFileSystem, path: str) -> str:
             left = [name for name in status.symlink_target.split("/") if name not in ("", ".")] + left
             continue
         done = here
-    return done
+    return done, status_or_none(fs, done)
