@@ -56,7 +56,7 @@ class MountTable:
             raise ReadOnly(f"Cannot change {path}: {point.path} is mounted read-only from {point.ufs_path}.")
 
     def check_rename(self, source: str, target: str) -> None:
-        """Raises EXDEV across the boundary of a mount, EBUSY for a mount's own directory."""
+        """Raises EXDEV across the boundary of a mount, EBUSY for a mount's own directory and those above it."""
         self.check_delete(source)
         if self._point(source) != self._point(target):
             raise InvalidRequest(
@@ -64,9 +64,13 @@ class MountTable:
             )
 
     def check_delete(self, path: str) -> None:
-        """Raises EBUSY for a mount's own directory."""
-        if any(point.path == path for point in self._points):
-            raise InProgress(f"Cannot remove {path}: an under store is mounted there.")
+        """Raises EBUSY for a mount's own directory and those above it: it would go with them."""
+        for point in self._points:
+            if point.path == path or is_below(point.path, path):
+                where = "there" if point.path == path else f"at {point.path}"
+                raise InProgress(
+                    f"Cannot move or remove {path}: {point.ufs_path} is mounted {where}; unmount it first."
+                )
 
     def _point(self, path: str) -> MountPoint | None:
         found = [point for point in self._points if path == point.path or is_below(path, point.path)]

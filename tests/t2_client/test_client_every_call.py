@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -185,7 +184,6 @@ def test_every_code_is_either_sent_or_not_a_clients() -> None:
     assert sorted([*CLIENT_CALLS, *others]) == sorted(RpcCode)
 
 
-@pytest.mark.skipif("CURVFS_TEST_MASTER" in os.environ, reason="it would change the mounts of a cluster")
 @pytest.mark.parametrize("code", CLIENT_CALLS, ids=lambda code: code.wire_name)
 async def test_a_public_call_sends_it(server: Server, code: RpcCode) -> None:
     tap = Tap()

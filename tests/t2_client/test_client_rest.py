@@ -202,6 +202,7 @@ def mount(path: str, *, cache: bool, writable: bool = False) -> pb.MountInfoProt
 async def mounted() -> AsyncIterator[tuple[CurvineFileSystem, Fake]]:
     """/cache is a cache of a store, /ro and /rw belong to the master and a store."""
     table = [mount("/cache", cache=True), mount("/ro", cache=False), mount("/rw", cache=False, writable=True)]
+    table.append(mount("/above/deep/m", cache=False, writable=True))
 
     def stat(request: Any, message: Any) -> pb.GetFileStatusResponse:
         return pb.GetFileStatusResponse(status=status(message.path, directory=message.path in ("/", "/ro", "/rw")))
@@ -234,7 +235,7 @@ async def test_what_only_an_under_store_knows_is_refused() -> None:
 
 
 async def test_mounts_that_the_master_knows() -> None:
-    async with mounted() as (fs, _):
+    async with mounted() as (fs, master):
         await fs.stat("/ro/x")
         for call in (fs.delete, fs.mkdir, fs.create, fs.open_for_write, partial(fs.set_attr, mode=0o600)):
             with pytest.raises(ReadOnly):
@@ -251,6 +252,12 @@ async def test_mounts_that_the_master_knows() -> None:
         with pytest.raises(CurvfsError) as caught:
             await fs.rename("/rw", "/moved")
         assert caught.value.errno_ == errno.EBUSY
+        # A mount's directory goes with the directories above it.
+        for call in (fs.delete("/above", recursive=True), fs.delete("/above"), fs.rename("/above", "/moved")):
+            with pytest.raises(InProgress, match="mounted at /above/deep/m"):
+                await call
+        assert not master.requests(RpcCode.RENAME)
+        assert [message.path for message in master.messages(RpcCode.DELETE)] == ["/rw/x"]  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------------------------------- hazards, room
