@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import functools
 import logging
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -48,6 +51,8 @@ logger = logging.getLogger("kvstore")
 _FIRST_ROUND = 64
 _GROWTH = 8
 _LAST_ROUND = 2048
+#: What requests under way get when the interpreter ends.
+_EXIT_S = 2.0
 _NOTHING: Mapping[str, Found] = {}
 
 
@@ -142,6 +147,9 @@ class KVStore:
         self._chores.poke()
         OPEN.add(self)
         self._watch = Watch(world, self._described)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        if not world.threads.inline:
+            atexit.register(self._at_exit)  # before the client's own end, which came first
 
     # ------------------------------------------------------------------------------------------------------- keys
 
@@ -535,6 +543,7 @@ class KVStore:
         if self._jobs.closed or self._pid != os.getpid():
             return True
         self._jobs.closed = True
+        atexit.unregister(self._at_exit)
         self._watch.close()
         OPEN.discard(self)
         until_s = self._world.clock.monotonic_s() + timeout_s
@@ -565,6 +574,13 @@ class KVStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_at_exit(store: weakref.ref[KVStore]) -> None:
+    """The interpreter ends: what has begun gets a moment."""
+    open_store = store()
+    if open_store is not None:
+        open_store.close(_EXIT_S)
 
 
 def _name_end(shard: Shard) -> str:

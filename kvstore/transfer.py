@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from curvfs.errors import CurvfsError
+from curvfs.errors import CurvfsError, UsageError
 from curvfs.world import World
 from kvstore.faces import called
 from kvstore.results import Miss, Result
@@ -52,6 +52,7 @@ class Transfer:
         layers: int = 0,
     ) -> None:
         self._clock = world.clock
+        self._process_id, self._pid = world.process_id, world.process_id()
         self._deadline_s = world.clock.monotonic_s() + timeout_s
         self._changed = world.threads.condition()
         self._states = bytearray(count)
@@ -83,8 +84,10 @@ class Transfer:
     def result(self, timeout_s: float | None = None) -> list[Result]:
         """Wait, at most ``timeout_s`` and at most until the call's own deadline; per key the payload bytes or a Miss.
 
-        Pages not done by then are given up and are ``Miss.DEADLINE``. Never raises for a page.
+        Pages not done by then are given up and are ``Miss.DEADLINE``. Never raises for a page; UsageError in a forked
+        child, as all that follows here.
         """
+        self._check_process()
         until_s = self._until_s(timeout_s)
         with self._changed:
             while self._open:
@@ -93,6 +96,11 @@ class Transfer:
                     break
                 self._changed.wait(left_s)
         return self._end(Miss.DEADLINE)
+
+    def _check_process(self) -> None:
+        """Nobody is at work on it in a forked child, and its lock may be held for ever."""
+        if self._process_id() != self._pid:
+            raise UsageError("This transfer was begun before a fork and goes on in the parent only; ask there.")
 
     def _until_s(self, timeout_s: float | None) -> float:
         if timeout_s is None:
@@ -111,6 +119,7 @@ class Transfer:
         return self._wait().__await__()
 
     async def _wait(self) -> list[Result]:
+        self._check_process()
         try:
             await called(lambda wake: self.add_callback(lambda _: wake()), max(0.0, self.left_s()))
         except BaseException:
@@ -123,6 +132,7 @@ class Transfer:
 
     def wait_returned(self, timeout_s: float) -> bool:
         """Wait until no memory is on loan any more; False when some still is."""
+        self._check_process()
         until_s = self._clock.monotonic_s() + timeout_s
         with self._changed:
             while self._lent:
@@ -138,6 +148,7 @@ class Transfer:
 
     def cancel(self) -> None:
         """Give up what is not done; returns at once. ``result`` then waits for copies under way only."""
+        self._check_process()
         self._give_up(Miss.CANCELLED)
 
     def error(self, index: int) -> CurvfsError | None:
@@ -147,6 +158,7 @@ class Transfer:
     def add_callback(self, function: Callable[[Transfer], None]) -> None:
         """Call ``function(self)`` once, when every page has its result: from an I/O thread, or at once. It must be
         quick; what it raises is logged."""
+        self._check_process()
         with self._changed:
             if self._open:
                 self._callbacks.append(function)
@@ -261,6 +273,7 @@ class Transfer:
 
     def layer_result(self, number: int, timeout_s: float | None) -> list[bool]:
         """See :meth:`Layer.result`."""
+        self._check_process()
         until_s = self._until_s(timeout_s)
         with self._changed:
             while not self._layer_ready(number):
@@ -272,6 +285,7 @@ class Transfer:
 
     def add_layer_callback(self, number: int, function: Callable[[], None]) -> None:
         """Call ``function()`` once, when every page has this layer, or a result."""
+        self._check_process()
         with self._changed:
             if not self._layer_ready(number):
                 self._layer_callbacks.append((number, function))

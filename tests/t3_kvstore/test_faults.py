@@ -405,25 +405,6 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(directory: Directory) 
     assert directory.staged() == []
 
 
-def test_the_interpreter_ends_with_requests_under_way(directory: Directory) -> None:
-    program = f"""if True:
-        import kvstore
-        page = kvstore.Geometry.raw(1 << 20)
-        whose = kvstore.Identity.of(page, model="m", revision="r")
-        store = kvstore.open({directory.url!r}, whose, geometry=page)
-        store.put(store.keys(list(range(64))), [bytes(1 << 20)] * 64)
-    """
-    begun = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert time.monotonic() - begun < 20
-    reader = directory.open(Geometry.raw(1 << 20), revision="r", staging_expiry_s=0.1)
-    keys = reader.keys(list(range(64)))
-    assert [bool(result) for result in reader.get(keys, [bytearray(1 << 20) for _ in keys]).result()] == reader.exists(
-        keys
-    )
-
-
 def test_an_unforeseen_failure_is_a_miss_and_the_worker_lives(directory: Directory) -> None:
     filled(directory, 2)
 
