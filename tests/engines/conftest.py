@@ -12,7 +12,7 @@ _left_out: list[str] = []
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    _left_out.extend(item.nodeid for item in items)
+    _left_out.extend(item.nodeid for item in items if item.get_closest_marker("full"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""Pools and mounts for the engines' tests: real servers and mounts, each a process of this checkout's own environment."""
+"""Pools and mounts for the engines' tests: real servers and mounts, each a process of this checkout's environment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def served(directory: Path) -> Iterator[Server]:
 
 @contextmanager
 def mounted(where: Path, *arguments: str | Path) -> Iterator[Path]:
-    """A mount at ``where`` of what the arguments say (``--embedded DIR`` or a URL); gone afterwards, whatever happened."""
+    """A mount at ``where`` of what the arguments say (``--embedded DIR`` or a URL); gone afterwards in any case."""
     skip_without_fuse()
     where.mkdir(parents=True, exist_ok=True)
     subprocess.run([CURVFS, "mount", *arguments, where, "--background"], check=True, timeout=60)

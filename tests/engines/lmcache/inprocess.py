@@ -1,7 +1,7 @@
 """LMCache's real in-process engine on CPU tensors: ``python inprocess.py store|retrieve CONFIGURATION.json``.
 
-``store`` stores a fixed prompt's chunks, waits until they can be looked up, says so and waits to be killed. ``retrieve``
-prints how many tokens were found, how many came back, and whether their bits are the same.
+``store`` stores a fixed prompt's chunks, waits until they can be looked up, says so and waits to be killed.
+``retrieve`` prints how many tokens were found, how many came back, and whether their bits are the same.
 """
 
 from __future__ import annotations
