@@ -103,7 +103,7 @@ async def test_there_is_nothing_to_load_from(probe: Probe) -> None:
 
 @rule("1.8", "2.1", "3.8")
 async def test_a_job_that_nobody_submitted(probe: Probe) -> None:
-    async with refused(JOB_NOT_FOUND):
+    async with refused(JOB_NOT_FOUND, COMMON):
         await probe.call(RpcCode.GET_JOB_STATUS, pb.GetJobStatusRequest(job_id="job_" + "0" * 32, verbose=False))
     async with refused(JOB_NOT_FOUND, COMMON):
         await probe.call(RpcCode.CANCEL_JOB, pb.CancelJobRequest(job_id="job_" + "0" * 32))
