@@ -39,10 +39,12 @@ class ReadExtents:
 
     @property
     def status(self) -> FileStatus:
+        """As it was when the file was located."""
         return self._reader.status
 
     @property
     def length_bytes(self) -> int:
+        """Length of the file as it was located."""
         return self._reader.length_bytes
 
     @property
@@ -184,10 +186,12 @@ class WriteExtent:
 
     @property
     def path(self) -> str:
+        """The name it was made under."""
         return self._status.path
 
     @property
     def size_bytes(self) -> int:
+        """Bytes that must be written before it can be committed."""
         return self._size
 
     @property

@@ -82,10 +82,12 @@ class CurvineFileSystem:
 
     @property
     def config(self) -> ClientConfig:
+        """The settings in force."""
         return self._session.config
 
     @property
     def world(self) -> World:
+        """Clock, network, disk and threads that this client uses."""
         return self._session.world
 
     @property
@@ -165,6 +167,7 @@ class CurvineFileSystem:
         return convert.file_status(await self._calls.status(self._for_reading(path)), paths.normalize(path))
 
     async def exists(self, path: str) -> bool:
+        """Whether anything stands at ``path``; a symlink counts itself, not what it points to."""
         return await self._calls.exists(self._for_reading(path))
 
     async def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> builtins.list[FileStatus]:

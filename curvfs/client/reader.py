@@ -65,14 +65,17 @@ class FileReader:
 
     @property
     def status(self) -> FileStatus:
+        """As it was when the file was located."""
         return self._located.status
 
     @property
     def length_bytes(self) -> int:
+        """Length of what is read: bytes appended later are not seen."""
         return self._located.status.length_bytes
 
     @property
     def located(self) -> Located:
+        """Status and blocks, good for another open without a call."""
         return self._located
 
     @property

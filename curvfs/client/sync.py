@@ -14,7 +14,7 @@ import trio
 from curvfs.client.extents import ReadExtents, WriteExtent
 from curvfs.client.fileobject import FileObject, as_files_raise
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
-from curvfs.client.locks import HeldLock
+from curvfs.client.locks import RENEW_S, HeldLock
 from curvfs.client.portal import Portal as _Portal
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
@@ -265,6 +265,14 @@ class SyncFileSystem:
     def world(self) -> World:
         return self._world
 
+    @property
+    def hostname(self) -> str:
+        return self.filesystem.hostname
+
+    @property
+    def client_name(self) -> str:
+        return self.filesystem.client_name
+
     def close(self) -> bool:
         """Cancel what runs, close the connections and end the thread; idempotent, bounded by twice
         ``config.close_timeout_s``. False when the thread was still busy then. Does nothing in a forked child."""
@@ -286,10 +294,10 @@ class SyncFileSystem:
 
     # --------------------------------------------------------------------------------------------------- many at once
 
-    def locate_many(self, paths: Sequence[str]) -> builtins.list[Located | CurvfsError]:
+    def locate_many(self, names: Sequence[str]) -> builtins.list[Located | CurvfsError]:
         """GetBlockLocations of all paths in one turn of the trio thread, pipelined: a few round trips. A path's own
         failure stands in its place."""
-        return self._portal.run(self.filesystem.locate_many, paths)
+        return self._portal.run(self.filesystem.locate_many, names)
 
     def open_extents_many(
         self, files: Sequence[str | Located], *, direct: bool = False
@@ -451,9 +459,10 @@ class SyncFileSystem:
     def list(self, path: str, *, start_after: str = "", limit: int | None = None) -> builtins.list[FileStatus]:
         return self._portal.run(partial(self.filesystem.list, path, start_after=start_after, limit=limit))
 
-    def list_iter(self, path: str, page_size: int = 1000) -> Iterator[builtins.list[FileStatus]]:
+    def list_iter(
+        self, path: str, page_size: int = 1000, *, start_after: str = ""
+    ) -> Iterator[builtins.list[FileStatus]]:
         """Pages of a listing, each fetched when it is asked for."""
-        start_after = ""
         while True:
             page = self.list(path, start_after=start_after, limit=page_size)
             if page:
@@ -464,6 +473,9 @@ class SyncFileSystem:
 
     def rename(self, src: str, dst: str, *, replace: bool = True, exchange: bool = False) -> None:
         self._portal.run(partial(self.filesystem.rename, src, dst, replace=replace, exchange=exchange))
+
+    def publish(self, status: FileStatus, dst: str) -> None:
+        self._portal.run(self.filesystem.publish, status, dst)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         self._portal.run(partial(self.filesystem.delete, path, recursive=recursive))
@@ -522,9 +534,11 @@ class SyncFileSystem:
         return self._portal.run(self.filesystem.set_lock, path, lock)
 
     @contextmanager
-    def hold_lock(self, path: str, lock: FileLock, *, wait_s: float = 0.0) -> Iterator[HeldLock]:
+    def hold_lock(
+        self, path: str, lock: FileLock, *, wait_s: float = 0.0, renew_s: float = RENEW_S
+    ) -> Iterator[HeldLock]:
         async def take() -> HeldLock:
-            return await self.filesystem.hold_lock(path, lock, wait_s=wait_s).__aenter__()
+            return await self.filesystem.hold_lock(path, lock, wait_s=wait_s, renew_s=renew_s).__aenter__()
 
         held = self._portal.run(take)
         try:

@@ -91,6 +91,7 @@ class FileWriter:
 
     @property
     def path(self) -> str:
+        """The name the file goes by, for messages and resizing; see :meth:`moved_to`."""
         return self._path
 
     @property
@@ -105,6 +106,7 @@ class FileWriter:
 
     @property
     def closed(self) -> bool:
+        """Closed or aborted: nothing can be written any more."""
         return self._closed
 
     def moved_to(self, path: str) -> None:

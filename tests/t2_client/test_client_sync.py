@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -15,7 +16,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from curvfs.api import Located, SyncFileSystem
+from curvfs.api import (
+    CurvineFileSystem,
+    FileReader,
+    FileWriter,
+    Located,
+    ReadExtents,
+    SyncFileReader,
+    SyncFileSystem,
+    SyncFileWriter,
+    SyncReadExtents,
+    SyncUnderStores,
+    UnderStores,
+)
 from curvfs.errors import ConfigError, ConnectFailed, CurvfsError, DeadlineExceeded, NotFound, UsageError
 from tests.t2_client.conftest import WORKER_HOSTNAME
 
@@ -272,3 +285,25 @@ def test_a_forgotten_client_ends_its_thread(url: str) -> None:
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(thread.name == "curvfs-client" for thread in threading.enumerate())
+
+
+PAIRS = [
+    (CurvineFileSystem, SyncFileSystem, {"connect"}),
+    (FileReader, SyncFileReader, set()),
+    (FileWriter, SyncFileWriter, set()),
+    (ReadExtents, SyncReadExtents, set()),
+    (UnderStores, SyncUnderStores, set()),
+]
+
+
+@pytest.mark.parametrize(("asynchronous", "blocking", "apart"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
+def test_both_faces_offer_the_same(asynchronous: type, blocking: type, apart: set[str]) -> None:
+    """Every call, with the same parameters, but what belongs to trio or to whoever keeps open files."""
+    kept = {"aclose", "idle", "located", "open_blocks", "closed", "moved_to", "close_descriptors"}
+    for name, member in inspect.getmembers(asynchronous):
+        if name.startswith("_") or name in kept | apart:
+            continue
+        other = getattr(blocking, name)
+        if callable(member):
+            assert list(inspect.signature(member).parameters) == list(inspect.signature(other).parameters), name
+        assert inspect.getdoc(member), f"{asynchronous.__name__}.{name} is not documented"
