@@ -20,8 +20,9 @@ import pytest
 import trio
 import trio.lowlevel
 
-from curvfs.api import open_filesystem
+from curvfs.api import FileLock, FileStatus, LockKind, NewFile, open_filesystem
 from curvfs.errors import KINDS, CurvfsError, DeadlineExceeded, RemoteError, TransportError
+from curvfs.server.service import Server
 from curvfs.units import KIB, MIB
 from curvfs.wire.codes import RequestStatus, RpcCode
 from curvfs.world import Stream, World
@@ -37,6 +38,7 @@ from tests.t2_client.test_client_faults_worker import (
     reading,
     writing,
 )
+from tests.t2_client.test_client_more_calls import relay
 
 SHORT = {"connect_timeout": "500ms", "rpc_timeout": "500ms", "data_timeout": "500ms", "retry_max": "500ms"}
 
@@ -177,6 +179,59 @@ async def test_a_file_with_a_short_block_before_its_last() -> None:
         for call in (fs.open, fs.locate, fs.open_extents):
             with pytest.raises(RemoteError, match=r"/f .*block status abnormal"):
                 await call("/f")  # type: ignore[operator]
+
+
+# -------------------------------------------------------------------------------------------------------- lost answers
+
+MUTATIONS = (
+    RpcCode.MKDIR,
+    RpcCode.CREATE_FILE,
+    RpcCode.OPEN_FILE,
+    RpcCode.ADD_BLOCK,
+    RpcCode.COMPLETE_FILE,
+    RpcCode.RENAME,
+    RpcCode.DELETE,
+    RpcCode.SET_ATTR,
+    RpcCode.SYMLINK,
+    RpcCode.LINK,
+    RpcCode.RESIZE_FILE,
+    RpcCode.ASSIGN_WORKER,
+    RpcCode.SET_LOCK,
+    RpcCode.CREATE_FILES_BATCH,
+    RpcCode.ADD_BLOCKS_BATCH,
+    RpcCode.COMPLETE_FILES_BATCH,
+)
+
+
+async def test_every_change_whose_answer_is_lost_is_made_once(server: Server) -> None:
+    """A real master executes each kind of call and its first answer is dropped: a commit as well as a rename."""
+    async with (
+        relay(server, drop=set(MUTATIONS)) as (url, dropped),
+        open_filesystem(url, client_hostname="elsewhere", block_size="1MB", retry_min_sleep="10ms") as fs,
+    ):
+        await fs.mkdir("/d")
+        async with await fs.create("/d/f", unique_name=True) as writer:
+            await writer.write(CONTENT * 4)
+        await fs.truncate("/d/f", 6 * MIB)
+        async with await fs.open_for_write("/d/f") as writer:
+            await writer.write_at(b"in a hole", 5 * MIB)
+        await fs.set_attr("/d/f", mode=0o600)
+        await fs.symlink("f", "/d/s")
+        await fs.link("/d/f", "/d/l")
+        await fs.rename("/d/s", "/d/t")
+        await fs.delete("/d/l")
+        async with fs.hold_lock("/d/f", FileLock(LockKind.WRITE, owner_id=1)):
+            pass
+        done = await fs.write_files([NewFile("/d/a", b"1"), NewFile("/d/b", b"2")], unique_names=True)
+        assert all(isinstance(entry, FileStatus) for entry in done), done
+        assert dropped == set(MUTATIONS)
+        assert [entry.name for entry in await fs.list("/d")] == ["a", "b", "f", "t"]
+        expected = bytearray((CONTENT * 4).ljust(6 * MIB, b"\0"))
+        expected[5 * MIB : 5 * MIB + 9] = b"in a hole"
+        async with await fs.open("/d/f") as reader:
+            assert await reader.read_at(0, 10 * MIB) == expected
+        found = await fs.stat("/d/f")
+        assert (found.mode, found.nlink, found.is_complete) == (0o600, 1, True)
 
 
 # ---------------------------------------------------------------------------------------------------------- half-open
