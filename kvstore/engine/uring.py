@@ -18,7 +18,7 @@ from curvfs.world import Disk, World
 from kvstore.engine.base import OpenFile
 from kvstore.engine.threads import FRUITLESS_LIMIT, ThreadsEngine
 
-#: Bytes of one piece, and pieces under way in one ring.
+#: Bytes of one piece, the last of which may have half as many more; and pieces under way in one ring.
 _PIECE_BYTES = MIB
 _ENTRIES = 16
 
@@ -101,10 +101,12 @@ class UringEngine(ThreadsEngine):
 def _pieces(views: Sequence[memoryview], offset_bytes: int) -> list[_Piece]:
     pieces = []
     for view in views:
-        for start in range(0, len(view), _PIECE_BYTES):
-            part = view[start : start + _PIECE_BYTES]
-            pieces.append(_Piece(part, offset_bytes))
-            offset_bytes += len(part)
+        while len(view):
+            # A short rest goes with the piece before it: a page of 1 MiB and its header are one request, not two.
+            size = _PIECE_BYTES if len(view) >= _PIECE_BYTES + _PIECE_BYTES // 2 else len(view)
+            pieces.append(_Piece(view[:size], offset_bytes))
+            offset_bytes += size
+            view = view[size:]
     return pieces
 
 
