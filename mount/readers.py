@@ -15,7 +15,7 @@ from bisect import bisect_right
 import trio
 
 from curvfs.api import CurvineFileSystem, FileStatus, LocalExtent, Located, ReadExtents
-from curvfs.errors import CurvfsError
+from curvfs.errors import CurvfsError, from_os_error
 from curvfs.units import MIB
 from curvfs.world import Disk, Threads
 from mount.inodes import Node, NodeTable
@@ -119,7 +119,12 @@ class NodeReader:
                 within = position - extent.file_offset_bytes
                 piece = buffer[done : done + extent.length_bytes - within]
                 # What the block file does not hold are zeros, and so is the buffer.
-                await self._threads.run(self._slab.disk.pread_full, extent.fd, piece, within, abandon_on_cancel=True)
+                try:
+                    await self._threads.run(
+                        self._slab.disk.pread_full, extent.fd, piece, within, abandon_on_cancel=True
+                    )
+                except OSError as error:
+                    raise from_os_error(error, doing="Reading the local file of a block") from error
             else:
                 after = self._starts[index + 1] if index + 1 < len(self._starts) else self.length_bytes
                 piece = buffer[done : done + after - position]

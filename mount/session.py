@@ -95,7 +95,7 @@ async def run_mount(
         assert config is not None
         await _first_answer(config, world)
         fs = await stack.enter_async_context(open_filesystem(config.with_overrides(root="/"), world=world))
-        table = await _prepare(fs, config.root, options)
+        table = await prepare_pool(fs, config.root, options)
         url = f"curvine://{config.masters_text}{config.root}"
         await _Session(fs, table, options, path, url, server, readiness).serve(on_ready)
 
@@ -137,8 +137,9 @@ async def _first_answer(config: ClientConfig, world: World) -> None:
 # ------------------------------------------------------------------------------------------------- preparing the pool
 
 
-async def _prepare(fs: CurvineFileSystem, root_path: str, options: MountOptions) -> NodeTable:
-    """The mounted directory, its KV prefixes, and the table of nodes that begins with it."""
+async def prepare_pool(fs: CurvineFileSystem, root_path: str, options: MountOptions) -> NodeTable:
+    """The mounted directory, its KV prefixes (made where the options want them), and the table of nodes that begins
+    with it."""
     root_path = _normal(root_path)
     root = await _directory(fs, root_path, options, "The directory to mount")
     outer = await _outer_prefix(fs, root_path)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.sim.mutants import MUTANTS, find
+from tests.sim.scenario import run_seed
 from tests.sim.seeds import Summary, run_seeds
 
 _PROGRESS_S = 30.0
@@ -32,6 +33,7 @@ def main() -> int:
     seeds.add_argument("--number", type=int, help="how many (default: as many as there is time for)")
     seeds.add_argument("--limit-s", type=float, help="start no more seeds after so many seconds")
     seeds.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    seeds.add_argument("--mounts", action="store_true", help="runs of two mounts (tests/sim/mounts.py)")
     seeds.add_argument("--record", type=Path, help="append a line about the run to this file")
     commands.add_parser("mutants", help="find the planted bugs")
     arguments = parser.parse_args()
@@ -54,16 +56,24 @@ def _seeds(arguments: argparse.Namespace) -> int:
             shown.add(seed)
             if len(shown) <= _SHOWN_FAILURES:
                 print(summary.failures[seed])
-            print(f"seed {seed} FAILED; again with: make sim FROM={seed} SEEDS=1", flush=True)
+            again = f"make sim FROM={seed} SEEDS=1" + (" SIM_OPTIONS=--mounts" if arguments.mounts else "")
+            print(f"seed {seed} FAILED; again with: {again}", flush=True)
         if time.monotonic() - shown_s > _PROGRESS_S:
             shown_s = time.monotonic()
             print(summary.describe(), flush=True)
 
     began = datetime.datetime.now(datetime.UTC)
-    total = run_seeds(arguments.first, arguments.number, limit_s=arguments.limit_s, jobs=arguments.jobs, report=report)
+    if arguments.mounts:
+        from tests.sim.mounts import run_mount_seed as one  # needs pyfuse3
+    else:
+        one = run_seed
+    total = run_seeds(
+        arguments.first, arguments.number, limit_s=arguments.limit_s, jobs=arguments.jobs, one=one, report=report
+    )
     print(f"{total.describe()}\nfaults that struck: {_faults(total)}")
     if arguments.record is not None:
-        _record(arguments.record, began, arguments.first, total)
+        options = " SIM_OPTIONS=--mounts" if arguments.mounts else ""
+        _record(arguments.record, began, arguments.first, total, options)
     return 1 if total.failures else 0
 
 
@@ -71,7 +81,7 @@ def _faults(total: Summary) -> str:
     return ", ".join(f"{name} {number}" for name, number in sorted(total.fired.items()))
 
 
-def _record(path: Path, began: datetime.datetime, first: int, total: Summary) -> None:
+def _record(path: Path, began: datetime.datetime, first: int, total: Summary, options: str) -> None:
     """Append one line about a run."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -86,7 +96,7 @@ def _record(path: Path, began: datetime.datetime, first: int, total: Summary) ->
     failures = ", ".join(map(str, total.failures)) if total.failures else "none"
     with path.open("a", encoding="utf-8") as file:
         file.write(
-            f"- {began:%Y-%m-%d %H:%M} UTC, commit {commit}, `make sim FROM={first} SEEDS={total.seeds}`: "
+            f"- {began:%Y-%m-%d %H:%M} UTC, commit {commit}, `make sim FROM={first} SEEDS={total.seeds}{options}`: "
             f"{total.describe()}. Failed seeds: {failures}. Faults that struck: {_faults(total)}.\n"
         )
 

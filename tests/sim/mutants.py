@@ -134,12 +134,15 @@ class Found:
     error: str
 
 
-def find(mutant: Callable[[], AbstractContextManager[object]], bound: int) -> Found | None:
-    """Try seeds from 0 until one fails with the mutant planted; None when none of ``bound`` seeds does."""
+def find(
+    mutant: Callable[[], AbstractContextManager[object]], bound: int, one: Callable[[int], object] = run_seed
+) -> Found | None:
+    """Try seeds from 0 until one fails with the mutant planted; None when none of ``bound`` seeds does. ``one`` runs a
+    seed."""
     for seed in range(bound):
         try:
             with mutant():
-                run_seed(seed)
+                one(seed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from tests.sim.scenario import Plan, run_seed
+from tests.sim.scenario import Outcome, Plan, run_seed
 
 #: Real seconds that one seed may take; the slowest take two or three.
 _SEED_LIMIT_S = 120
@@ -52,18 +52,18 @@ class Summary:
         )
 
 
-def try_seeds(seeds: range) -> Summary:
-    """Run these seeds, one after the other, in this process."""
+def try_seeds(seeds: range, one: Callable[[int], Outcome] = run_seed) -> Summary:
+    """Run these seeds, one after the other, in this process; ``one`` runs a seed."""
     summary = Summary()
     for seed in seeds:
         summary.seeds += 1
         signal.alarm(_SEED_LIMIT_S)
         try:
-            outcome = run_seed(seed)
+            outcome = one(seed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            summary.failures[seed] = f"{Plan.of(seed)}\n{''.join(traceback.format_exception(error))}"
+            summary.failures[seed] = f"{_plan_of(seed, one)}{''.join(traceback.format_exception(error))}"
         else:
             summary.fired.update(outcome.fired)
             summary.simulated_s += outcome.simulated_s
@@ -72,6 +72,10 @@ def try_seeds(seeds: range) -> Summary:
         finally:
             signal.alarm(0)
     return summary
+
+
+def _plan_of(seed: int, one: Callable[[int], Outcome]) -> str:
+    return f"{Plan.of(seed)}\n" if one is run_seed else ""
 
 
 def _stuck(signum: int, frame: object) -> None:
@@ -90,6 +94,7 @@ def run_seeds(
     *,
     limit_s: float | None,
     jobs: int | None = None,
+    one: Callable[[int], Outcome] = run_seed,
     report: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
     """Run ``number`` seeds from ``first`` (None: as many as there is time for), or fewer when ``limit_s`` is over or
@@ -109,13 +114,13 @@ def run_seeds(
     with context.Pool(jobs, _start_process) as pool:
         try:
             waiting = batches()
-            running = [pool.apply_async(try_seeds, (batch,)) for batch in islice(waiting, 2 * jobs)]
+            running = [pool.apply_async(try_seeds, (batch, one)) for batch in islice(waiting, 2 * jobs)]
             while running:
                 summary = running.pop(0).get()
                 total.add(summary)
                 total.wall_s = time.monotonic() - began_s
                 report(total)
-                running += [pool.apply_async(try_seeds, (batch,)) for batch in islice(waiting, 1)]
+                running += [pool.apply_async(try_seeds, (batch, one)) for batch in islice(waiting, 1)]
         except KeyboardInterrupt:
             print("interrupted: these are the seeds that were run")
     total.wall_s = time.monotonic() - began_s
