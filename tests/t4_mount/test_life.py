@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -169,6 +170,14 @@ def test_background(tmp_path: Path) -> None:
     finally:
         while mounted_at(path):
             subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_thirty_cycles_in_one_process_leave_nothing() -> None:
+    """``make soak`` runs 1,000 of them."""
+    skip_without_fuse()
+    command = [sys.executable, "-m", "tests.t4_mount.cycles", "--number", "30"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ten_cycles_leave_nothing(tmp_path: Path) -> None:
