@@ -1,0 +1,97 @@
+"""The whole vLLM engine, two processes on one pool: what the first computed the second gets, and the tokens stay right
+whatever happens to the pool."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import served
+from wholeengine import MODEL_TOKENS, NEW_TOKENS, Engine, make_model
+
+PROMPT_TOKENS, CACHED_TOKENS = 300, 256  # blocks of 128 on the CPU
+
+
+def prompt(number: int) -> list[int]:
+    chosen = random.Random(number)
+    return [chosen.randrange(5, MODEL_TOKENS - 10) for _ in range(PROMPT_TOKENS)]
+
+
+def offloading(tier: dict[str, Any], connector: str = "CurvfsConnector") -> dict[str, Any]:
+    """What one would write after --kv-transfer-config; but for the spec, which is vLLM's for a GPU."""
+    spec = {"spec_name": "HostTieringSpec", "spec_module_path": "hostspec", "cpu_bytes_to_use": 64 << 20}
+    extra = {**spec, "secondary_tiers": [tier]}
+    return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def blocks_of(directory: Path) -> dict[Path, int]:
+    """Files of objects below a server's directory; a chunk here has 128 KiB."""
+    return {path: path.stat().st_size for path in directory.rglob("*") if path.is_file() and _is_block(path)}
+
+
+def _is_block(path: Path) -> bool:
+    return 128 * 1024 < path.stat().st_size < 160 * 1024
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_two_engines_share_a_pool(model: Path, tmp_path: Path) -> None:
+    prompts = [prompt(number) for number in range(8)]
+    directory = tmp_path / "pool"
+    with served(directory) as server:
+        transfer = offloading({"type": "curvfs", "url": server.url, "lookup_timeout_s": 2, "timeout_s": 5})
+        blocks: list[set[Path]] = [set()]
+        tokens = []
+        with Engine(model, transfer, log=tmp_path / "first.log") as first:
+            for one in prompts[:6]:
+                (output,) = first.generate(one)
+                assert output["cached"] == 0
+                tokens.append(output["tokens"])
+                begin = time.monotonic()
+                while len(found := set(blocks_of(directory)) - set().union(*blocks)) < CACHED_TOKENS // 128:
+                    assert time.monotonic() - begin < 60, "what was computed was not stored"
+                    time.sleep(0.1)
+                blocks.append(found)
+        assert len({tuple(one) for one in tokens}) > 1
+        with Engine(model, transfer, log=tmp_path / "second.log") as second:
+            (output,) = second.generate(prompts[0])
+            assert output == {"tokens": tokens[0], "cached": CACHED_TOKENS}
+
+            for path in blocks[2]:  # every page of the second prompt
+                content = bytearray(path.read_bytes())
+                for at in range(4096, len(content), 512):
+                    content[at] ^= 0xFF
+                path.write_bytes(content)
+            (output,) = second.generate(prompts[1])
+            assert output == {"tokens": tokens[1], "cached": 0}
+
+            second.send(stream=prompts[2:], pause=2)
+            second.receive("paused")
+            server.kill()
+            second.send(go=True)
+            outputs = second.receive("outputs")
+            assert [one["tokens"] for one in outputs[:4]] == tokens[2:6]
+            assert [len(one["tokens"]) for one in outputs] == [NEW_TOKENS] * 6
+        assert "damaged" in (tmp_path / "second.log").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_what_an_engine_was_told_to_override_divides(model: Path, tmp_path: Path) -> None:
+    """A tier without the connector that knows shares with nobody who has it."""
+    with served(tmp_path / "pool") as server:
+        tier = {"type": "KvstoreTier", "module_path": "kvstore.connectors.vllm", "url": server.url}
+        with Engine(model, offloading(tier), log=tmp_path / "one.log") as one:
+            (output,) = one.generate(prompt(0))
+            assert one.generate(prompt(0)) == [{**output, "cached": CACHED_TOKENS}]
+        with Engine(model, offloading(tier, "OffloadingConnector"), log=tmp_path / "two.log") as two:
+            assert two.generate(prompt(0)) == [{**output, "cached": 0}]
+        assert "overrides of the model's configuration are not visible" in (tmp_path / "two.log").read_text()
