@@ -201,11 +201,17 @@ async def test_batches(server: Server, raw: Raw) -> None:
     assert (await raw.stat("/b/new")).len == 0, "what came before the failing one stays"
 
 
-@pytest.mark.parametrize("code", [0, 1, 6, 22, 28, 30, 35, 40, 44, 61, 80, 81, 99, -128, 127])
+@pytest.mark.parametrize("code", [0, 1, 6, 22, 28, 32, 38, 40, 44, 61, 80, 81, 99, -128, 127])
 async def test_other_codes_are_refused_and_echoed(raw: Raw, code: int) -> None:
     answer = await raw.exchange(code, RequestStatus.RPC, b"", req_id=7)
     assert answer.error is not None
     assert (answer.error.kind, answer.error.text) == (10000, "Unsupported operation")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(30, 19), (31, 19), (35, 19), (36, 23), (37, 23)])
+async def test_what_needs_an_under_store_is_refused_typed(raw: Raw, code: int, kind: int) -> None:
+    answer = await raw.exchange(code, RequestStatus.RPC, b"", req_id=7)
+    assert answer.error is not None and answer.error.kind == kind
 
 
 async def test_headers_that_are_no_messages(raw: Raw) -> None:
