@@ -217,20 +217,21 @@ def test_kv_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
     data.mkdir()
     job.write_text(
-        f"[global]\nioengine=kvstore\nurl={data.as_uri()}\nbs=64k\nsize=1m\niodepth=2\n"
-        "[put]\nrw=kvput\nkv_pages=2\n[get]\nstonewall\nrw=kvget\nkv_pages=4\n"
+        f"[global]\nioengine=kvstore\nurl={data.as_uri()}\nbs=64k\nsize=1m\niodepth=2\nverify=md5\n"
+        "[put]\nrw=kvput\nkv_pages=2\nloops=2\n[get]\nstonewall\nrw=kvget\nkv_pages=4\n"
         "[views]\nstonewall\nrw=randread\nkv_form=view\n[mix]\nstonewall\nrw=kvmix\nkv_pages=2\n"
         "[look]\nstonewall\nrw=kvlookup\nkv_pages=16\n"
     )
     report = bench(capsys, job)
     put, get, views, mix, look = report["jobs"]
-    assert put["write"]["total_ios"] == 8 and put["write"]["io_bytes"] == 1 << 20
+    assert put["write"]["total_ios"] == 16 and put["write"]["io_bytes"] == 2 << 20
+    assert put["curvfs"]["verified_blocks"] == 8
     assert get["read"]["total_ios"] == get["curvfs"]["lookup"]["total_ios"] == 4
     assert views["read"]["total_ios"] == 16
     assert mix["read"]["io_bytes"] + mix["write"]["io_bytes"] == 1 << 20
     assert look["curvfs"]["lookup"]["total_ios"] == 1 and look["read"]["total_ios"] == 0
     assert all(one["error"] == 0 for one in report["jobs"])
-    assert put["curvfs"]["direct"][0]["objects_put"] == 16
+    assert put["curvfs"]["direct"][0]["objects_put"] == 32
     assert left_in(data) == []
 
 

@@ -45,7 +45,7 @@ def _outcome(outcome: Outcome) -> Iterable[str]:
             yield f"  lat ({unit})   : {shown}"
     yield (
         f"  cpu          : usr={outcome.usr_cpu:.2f}%, sys={outcome.sys_cpu:.2f}%, ctx={outcome.ctx}, "
-        f"majf={outcome.majf}, minf={outcome.minf}"
+        f"majf={outcome.majf}, minf={outcome.minf}{_cpu_per_gib(outcome)}"
     )
     depths = ", ".join(f"{depth}={share:.1f}%" for depth, share in outcome.iodepth_level.items())
     yield f"  IO depths    : {depths}"
@@ -79,11 +79,12 @@ def _kind(name: str, kind: Kind, outcome: Outcome) -> Iterable[str]:
     speed = kind.bytes / seconds
     rate = f"IOPS={_count(kind.ios / seconds)}"
     if name == "lookup":
-        pages = f", {kind.bytes} pages found" if outcome.job.requests else ""
+        pages = f", {kind.bytes} of {_asked_pages(outcome)} pages found" if outcome.job.requests else ""
         yield f"  {name}: {rate} ({kind.ios} in {outcome.runtime_ms}msec){pages}"
     else:
         yield f"  {name}: {rate}, BW={_speed(speed)} ({_size(kind.bytes)}/{outcome.runtime_ms}msec)"
-    timed = any(outcome.job["rate"]) or any(outcome.job["rate_iops"]) or outcome.job.requests
+    given = any(outcome.job["rate"]) or any(outcome.job["rate_iops"]) or outcome.job["rw"] == "trace"
+    timed = given and name != "lookup" and (name == "request" or not outcome.job.requests)
     yield from _latency("clat", kind.service, "")
     if timed:
         yield from _latency(" lat", kind.latency, ", from when it was due")
@@ -107,6 +108,21 @@ def _kind(name: str, kind: Kind, outcome: Outcome) -> Iterable[str]:
         )
 
 
+def _cpu_per_gib(outcome: Outcome) -> str:
+    """Seconds of all CPUs for each GiB moved, by this end alone: a mount or a server has its own."""
+    moved = sum(outcome.kinds[name].bytes for name in ("read", "write") if name in outcome.kinds)
+    if moved < MIB:
+        return ""
+    seconds = (outcome.usr_cpu + outcome.sys_cpu) / 100 * outcome.runtime_ms / 1000 * len(outcome.pids)
+    return f", {seconds / (moved / GIB):.2f} s/GiB"
+
+
+def _asked_pages(outcome: Outcome) -> int:
+    """Pages of all requests: what was not found was put."""
+    moved = sum(outcome.kinds[name].bytes for name in ("read", "write") if name in outcome.kinds)
+    return int(moved // outcome.job["bs"][0])
+
+
 def _latency(name: str, latency: Latency, meaning: str) -> Iterable[str]:
     unit, divisor = _unit(round(latency.mean_ns))
     yield (
@@ -116,9 +132,9 @@ def _latency(name: str, latency: Latency, meaning: str) -> Iterable[str]:
 
 
 def _unit(value_ns: int) -> tuple[str, float]:
-    if value_ns < 2_000:
+    if value_ns < 10_000:
         return "nsec", 1.0
-    return ("usec", 1e3) if value_ns < 2_000_000 else ("msec", 1e6)
+    return ("usec", 1e3) if value_ns < 10_000_000 else ("msec", 1e6)
 
 
 def _count(value: float) -> str:

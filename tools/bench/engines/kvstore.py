@@ -30,7 +30,10 @@ class KvTarget(Target):
         self._lock = self.world.threads.lock()
         self._total = sum(file.size_bytes for file in self.files) // self._page_bytes
         geometry = kvstore.Geometry.raw(self._page_bytes, page_tokens=16)
-        identity = kvstore.Identity.of(geometry, model=MODEL, revision=f"{job['randseed']}", salt=f"{self.number}")
+        # Content that is verified depends on the block; processes of one job share what requests stored.
+        revision = f"{job['randseed']}/{job.sizes[0][0][0]}" if job["verify"] else f"{job['randseed']}"
+        salt = "requests" if job.requests else f"{self.number}"
+        identity = kvstore.Identity.of(geometry, model=MODEL, revision=revision, salt=salt)
         self._store = store = kvstore.open(
             job["url"],
             identity,
@@ -52,22 +55,31 @@ class KvTarget(Target):
             store.delete([key for key, found in zip(there, store.exists(there), strict=True) if found])
 
     def buffer_bytes(self) -> int:
-        return self.job["bs"][0] * min(_TOGETHER, 32) if self.job.requests else super().buffer_bytes()
+        return self.job["bs"][0] * _TOGETHER if self.job.requests else super().buffer_bytes()
 
     def _key(self, page: int, generation: int) -> PageKey:
         assert self._store is not None
         return self._store.foreign_key(b"%d/%d" % (page, generation))
 
     def _lay_out(self, store: kvstore.KVStore) -> None:
-        view = memoryview(bytearray(self._page_bytes))
-        for page in range(self._total):
+        step = self.job.sizes[0][0][0]
+        view = memoryview(bytearray(step))
+        for at in range(0, self._total * self._page_bytes, step):
             if self.stopped:
                 return
-            key = self._key(page, 0)
-            if not store.exists([key])[0]:
-                self._made.add(key)
-                self.content.fill(view, "objects", page * self._page_bytes)
-                _must(store.put([key], [view]).result())
+            first = at // self._page_bytes
+            keys = [self._key(page, 0) for page in range(first, min(first + step // self._page_bytes, self._total))]
+            filled = view[: len(keys) * self._page_bytes]
+            self.content.fill(filled, "objects", at)
+            pieces = self._pieces(filled)
+            there = store.exists(keys)
+            absent = [index for index, found in enumerate(there) if not found]
+            self._made.update(keys[index] for index in absent)
+            _must(store.put([keys[index] for index in absent], [pieces[index] for index in absent]).result())
+
+    def _pieces(self, view: memoryview) -> list[memoryview]:
+        """The memory of each page."""
+        return [view[at : at + self._page_bytes] for at in range(0, len(view), self._page_bytes)]
 
     def _pages(self, call: Call, generation: int) -> list[PageKey]:
         first, count = call.offset_bytes // self._page_bytes, call.length_bytes // self._page_bytes
@@ -80,14 +92,14 @@ class KvTarget(Target):
         if call.kind == "request":
             return self._request(call, slot)
         view = slot.view[: call.length_bytes]
-        pieces = [view[at : at + self._page_bytes] for at in range(0, len(view), self._page_bytes)]
+        pieces = self._pieces(view)
         if call.kind == "write":
-            keys = self._pages(call, self._written.get(call.offset_bytes, 0))
+            keys = self._pages(call, self._written.get(call.offset_bytes, -1) + 1)
             _must(self._store.put(keys, pieces).result())
             with self._lock:
                 self._made.update(keys)
             return call.length_bytes
-        keys = self._pages(call, 0)
+        keys = self._pages(call, 0 if self.job.mixed else self._written.get(call.offset_bytes, 0))
         hit: kvstore.Lookup | None = None
         if self._asks:
             begun_s = self.world.clock.monotonic_s()
@@ -113,16 +125,18 @@ class KvTarget(Target):
         return _must(results)
 
     def after(self, call: Call) -> None:
-        """The next write of this place is another object; the one that was written goes."""
-        if call.kind != "write" or not self.job["time_based"]:
+        """Every write of a place makes another object; the one before it goes."""
+        if call.kind != "write":
             return
         assert self._store is not None
-        generation = self._written.get(call.offset_bytes, 0)
-        keys = self._pages(call, generation)
-        self._store.delete(keys)
+        generation = self._written.get(call.offset_bytes, -1) + 1
         with self._lock:
-            self._written[call.offset_bytes] = generation + 1
-            self._made.difference_update(keys)
+            self._written[call.offset_bytes] = generation
+        if generation:
+            keys = self._pages(call, generation - 1)
+            self._store.delete(keys)
+            with self._lock:
+                self._made.difference_update(keys)
 
     def _request(self, call: Call, slot: Slot) -> int:
         """What an engine does for one prompt: look up, load what is there, store what it computed."""
