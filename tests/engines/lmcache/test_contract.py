@@ -27,7 +27,7 @@ NOT_OURS = "test_store_completion_is_delayed_by_bandwidth"
 )
 def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path) -> None:
     file = "v1/distributed/test_mock_l2_adapter.py"
-    (tmp_path / "lmcache-tests").symlink_to(TESTS)  # away from the package's own folder
+    (tmp_path / "tests").symlink_to(TESTS)  # away from the package's own folder
     pool = f"file://{tmp_path}" if where == "directory" else f"{server.url}/contract-{kind}"
     environ = {
         **os.environ,
@@ -39,7 +39,7 @@ def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "contract", "-p", "no:cacheprovider"]
     run = subprocess.run(
-        [*command, "-k", f"not {NOT_OURS}", f"lmcache-tests/{file}"],
+        [*command, "-k", f"not {NOT_OURS}", f"tests/{file}"],
         cwd=tmp_path,
         env=environ,
         capture_output=True,
