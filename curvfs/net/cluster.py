@@ -237,8 +237,9 @@ class MasterCluster:
             self._stats["master_calls"] += len(headers)
             with trio.move_on_after(self._config.rpc_timeout_s):
                 try:
+                    # All on one: a caller beside a busy thread pays for every turn that a connection takes.
+                    connection = await leader.acquire()
                     for index, header in enumerate(headers):
-                        connection = await leader.acquire()
                         pending[index] = await connection.post(code, header, self._world.random.request_id())
                     for index, call in enumerate(pending):
                         replies[index] = await call.wait() if call is not None else None
