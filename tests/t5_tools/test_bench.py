@@ -219,7 +219,7 @@ def test_kv_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text(
         f"[global]\nioengine=kvstore\nurl={data.as_uri()}\nbs=64k\nsize=1m\niodepth=2\nverify=md5\n"
         "[put]\nrw=kvput\nkv_pages=2\nloops=2\n[get]\nstonewall\nrw=kvget\nkv_pages=4\n"
-        "[views]\nstonewall\nrw=randread\nkv_form=view\n[mix]\nstonewall\nrw=kvmix\nkv_pages=2\n"
+        "[views]\nstonewall\nrw=randread\nkv_form=view\nverify=0\n[mix]\nstonewall\nrw=kvmix\nkv_pages=2\n"
         "[look]\nstonewall\nrw=kvlookup\nkv_pages=16\n"
     )
     report = bench(capsys, job)

@@ -104,6 +104,10 @@ def test_variables_of_the_environment_are_expanded(monkeypatch: pytest.MonkeyPat
         ("[a]\nioengine=curvfs\nurl=curvine://h:1/\nsize=1m\ndirect=1\n", "the native client has no direct=1"),
         ("[a]\nioengine=kvstore\nurl=/d\nsize=1m\n", "engine kvstore needs url="),
         ("[a]\nioengine=kvstore\nurl=file:///d\nsize=1m\nbssplit=4k/100\n", "objects of one store have one size"),
+        (
+            "[a]\nioengine=kvstore\nurl=file:///d\nsize=1m\nrw=kvget\nkv_form=view\nverify=md5\n",
+            "does not copy what it reads",
+        ),
         ("[a]\nioengine=kvstore\nurl=file:///d\nrw=trace\n", "rw=trace needs trace=FILE"),
         ("[a]\ndirectory=/d\nsize=1m\nbssplit=4k/50:8k/50\nverify=md5\n", "verify by checksum needs one block size"),
     ],

@@ -229,5 +229,7 @@ def _check(job: Job) -> None:
         raise ConfigError("verify by checksum needs one block size; leave bssplit out or give verify=pattern.")
     if job["verify"] and job["bs"][0] != job["bs"][1] and job["verify"] != "pattern":
         raise ConfigError("verify by checksum needs one block size; give bs one value.")
+    if job["verify"] and job["kv_form"] == "view":
+        raise ConfigError("kv_form=view does not copy what it reads; leave verify out, the store verifies it.")
     if job["verify"] and job.requests:
         raise ConfigError(f"rw={rw} verifies by the store's own checksums; leave verify out.")
