@@ -31,6 +31,8 @@ logger = logging.getLogger("kvstore")
 
 #: How long a page whose device is still at work lets others go first.
 _COMPUTING_S = 0.5e-3
+#: How long a put waits for the puts before it, whose objects could be evicted for it once they are there.
+_NO_ROOM_S = 5e-3
 
 
 class _Batch:
@@ -174,25 +176,35 @@ class Jobs:
 
     def _plan_puts(self, pages: list[Page]) -> None:
         """Ask for all of them in one round, store those that are not there."""
-        new = []
         moment = self._room.moment()
-        for page, answer in zip(pages, self.confirm([page.name for page in pages]), strict=True):
+        self._admit_puts(pages, self.confirm([page.name for page in pages]), moment)
+
+    def _admit_puts(self, pages: list[Page], answers: list[Found | CurvfsError | None], moment: int) -> None:
+        """Take room for as many as there is some for; the rest comes when these are stored."""
+        new: list[Page] = []
+        waiting: list[Page] = []
+        for place, (page, answer) in enumerate(zip(pages, answers, strict=True)):
             try:
                 if self._pages.taken(page, answer) and self._room.still_there(page.name, moment):
                     self._counters.existed()
                     self._settle(page, self._pages.page_bytes)
                     continue
-                self._room.admit(page, self._pages.object_bytes)
+                if not self._room.admit(page, self._pages.object_bytes):
+                    waiting, answers = pages[place:], answers[place:]
+                    break
+                new.append(page)
             except CurvfsError as error:
                 self._settle(page, miss_of(error), error)
-            else:
-                new.append(page)
         batches = list(self._batches(new))
-        if len(batches) == 1:
+        if len(batches) == 1 and not waiting:
             self._run(self._create, batches[0])
         else:
             for batch in batches:
                 self._start(self._create, batch)
+        if waiting:
+            if not new:  # others' pages are under way
+                self._world.clock.block(_NO_ROOM_S)
+            self._start(functools.partial(self._admit_puts, answers=answers, moment=moment), waiting)
 
     def _create(self, pages: list[Page]) -> None:
         """Stage a batch, and write each page in a job of its own."""

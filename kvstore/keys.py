@@ -113,8 +113,13 @@ class Identity:
 
     def namespace(self) -> str:
         """32 hexadecimal digits: the directory of this tenant and model."""
-        parts = (tagged("curvfs.namespace", b"1"), tagged("model", self.model.encode()))
-        return _sha256_digest(b"".join((*parts, tagged("salt", self.salt.encode())))).hex()[:32]
+        return namespace_of(self.model, self.salt)
+
+
+def namespace_of(model: str, salt: str = "") -> str:
+    """32 hexadecimal digits: the directory of a tenant and model."""
+    parts = (tagged("curvfs.namespace", b"1"), tagged("model", model.encode()))
+    return _sha256_digest(b"".join((*parts, tagged("salt", salt.encode())))).hex()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Chores:
         self._lock = world.threads.lock()
         self._pool: ThreadPool | None = None
         self._running = self._closed = False
+        room.on_due = self.poke
 
     def poke(self) -> None:
         """Do what is due, if anything is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,9 +35,6 @@ class Index:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
 
     def get(self, name: str) -> Resident | None:
         return self._entries.get(name)
@@ -81,6 +79,10 @@ class Index:
         """It is not gone after all, and still the first to go."""
         self.put_back(name, entry)
         self._entries.move_to_end(name, last=False)
+
+    def oldest_is_pending(self) -> bool:
+        """Is the first to go not there yet?"""
+        return any(entry.pending for entry in itertools.islice(self._entries.values(), 1))
 
     def pop_oldest(self, number: int) -> list[tuple[str, Resident]]:
         """Take out so many of those used longest ago."""

@@ -2,22 +2,23 @@
 
 ::
 
-    .quota/<namespace>/<writer>.<number>.<spent>.<freed>.<chunk>.<flags>      an empty file; its name says it all
+    .quota/<namespace>/<writer>.<number>.<spent>.<freed>.<pending>.<chunk>.<flags>      an empty file
 
-Every writer counts the bytes that it put (``spent``: reserved before they are staged) and that it took away
-(``freed``), both since its record began. It may spend one *chunk* more than its last record says. Before it spends
-more than that it writes the next record, then reads everybody's, and goes on only while the sum fits the quota:
+Every writer counts the bytes that it put (``spent``: reserved before they are staged; ``pending`` of them have no name
+yet) and that it took away (``freed``), since its record began. It may spend one *chunk* more than its last record says.
+Before it spends more than that it writes the next record, then reads everybody's, and goes on only while the sum fits
+the quota:
 
 1. The record comes before the reading, so of two writers that do this at once at least one sees the other.
 2. So when a record was let pass, all records let pass before it were in the sum: what is in the pool exceeds the quota
    by at most what no record tells yet, one chunk for each living writer.
-3. A writer counts its own bytes exactly, and others' as their records say. One that gave no sign of life for
-   :data:`SILENT_S` counts with its whole chunk.
+3. A writer counts its own bytes exactly, and others' as their records say. One that falls silent for
+   :data:`SILENT_S` counts with its whole chunk until the pool is counted anew.
 
 What others had put before we counted the pool is in that count, so only what they put and took since then is added.
 Where it is not certain on which side of the count something falls, it counts as used: records are read before and
-after the count; what an evicting writer freed counts only from its first record that is newer than both. The next
-count puts that right.
+after the count; what was pending before it counts as put after it; what an evicting writer freed counts only from its
+first record that is newer than both. The next count puts that right.
 
 A writer's last two records are kept: who lists a directory while names come and go may miss the newest. Files last
 touched long ago are removed, and whoever missed that counts anew.
@@ -49,6 +50,7 @@ class Record:
     number: int
     spent_bytes: int
     freed_bytes: int
+    pending_bytes: int
     chunk_bytes: int
     evicts: bool
     closed: bool
@@ -57,16 +59,23 @@ class Record:
     @property
     def name(self) -> str:
         flags = ("e" if self.evicts else "w") + ("c" if self.closed else "")
-        return f"{self.writer}.{self.number}.{self.spent_bytes}.{self.freed_bytes}.{self.chunk_bytes}.{flags}"
+        bytes_ = f"{self.spent_bytes}.{self.freed_bytes}.{self.pending_bytes}.{self.chunk_bytes}"
+        return f"{self.writer}.{self.number}.{bytes_}.{flags}"
+
+    @property
+    def named_bytes(self) -> int:
+        """What it had put for certain, under names that a count can find."""
+        return self.spent_bytes - self.pending_bytes
 
     @classmethod
     def of(cls, name: str, mtime_s: float) -> Record | None:
         """The record of this name; None for anything else."""
         parts = name.split(".")
-        if len(parts) != 6 or not all(part.isascii() and part.isdigit() for part in parts[1:5]):
+        if len(parts) != 7 or not all(part.isascii() and part.isdigit() for part in parts[1:6]):
             return None
-        number, spent, freed, chunk = map(int, parts[1:5])
-        return cls(parts[0], number, spent, freed, chunk, parts[5][:1] == "e", parts[5].endswith("c"), mtime_s)
+        number, spent, freed, pending, chunk = map(int, parts[1:6])
+        flags = parts[6]
+        return cls(parts[0], number, spent, freed, pending, chunk, flags[:1] == "e", flags.endswith("c"), mtime_s)
 
 
 @dataclass(slots=True)
@@ -78,6 +87,8 @@ class _Other:
     #: None: not known before its first record numbered above ``unsure_until``.
     freed_before: int | None = 0
     unsure_until: int = -1
+    #: Silent already when the pool was counted: all it did is in that count.
+    counted_dead: bool = False
     gone: bool = False
 
     def update(self, record: Record) -> None:
@@ -85,12 +96,16 @@ class _Other:
         if self.freed_before is None and record.number > self.unsure_until:
             self.freed_before = record.freed_bytes
 
+    def fell_silent(self, now_s: float) -> bool:
+        """Has it ended without a word since the count?"""
+        silent = self.gone or now_s - self.record.mtime_s > SILENT_S
+        return silent and not self.record.closed and not self.counted_dead
+
     def bytes(self, now_s: float) -> int:
         """What it added since our count, as far as is certain to be gone again."""
         record = self.record
         freed = 0 if self.freed_before is None else max(0, record.freed_bytes - self.freed_before)
-        silent = self.gone or now_s - record.mtime_s > SILENT_S
-        unsaid = record.chunk_bytes if silent and not record.closed else 0
+        unsaid = record.chunk_bytes if self.fell_silent(now_s) else 0
         return record.spent_bytes - self.spent_before - freed + unsaid
 
 
@@ -107,13 +122,14 @@ class Ledger:
     def __init__(self, world: World, backend: Backend, namespace: str, *, chunk_bytes: int) -> None:
         self._world = world
         self._records = backend.records
+        self._staging = backend.staging
         self._directory = f"{backend.root}/{QUOTA}/{namespace}"
         self.chunk_bytes = chunk_bytes
         self._lock = world.threads.lock()
         self._others: dict[str, _Other] = {}
         self._written: list[Record] = []
         self._number = 0
-        self.spent_bytes = self.freed_bytes = 0
+        self.spent_bytes = self.freed_bytes = self.pending_bytes = 0
         self.evicts = False
         #: A record vanished: what its writer did last is not known.
         self.stale = False
@@ -123,7 +139,7 @@ class Ledger:
         """A new record, from nothing."""
         self._writer = self._world.random.uuid()
         self.spent_bytes = self.freed_bytes = 0
-        self._said_spent = self._said_freed = 0
+        self._said_spent = self._said_freed = self.said_pending_bytes = 0
         self._said_s: float | None = None
         self._touched_s = 0.0
         self._written = []
@@ -147,7 +163,7 @@ class Ledger:
 
     def now_s(self) -> float:
         """The store's own time, by our last record."""
-        return self._touched_s + self._age_s()
+        return self._staging.now_s() if self._said_s is None else self._touched_s + self._age_s()
 
     def say(self, *, closed: bool = False) -> None:
         """Write our next record. Raises CurvfsError."""
@@ -165,6 +181,7 @@ class Ledger:
             self._number,
             max(0, self.spent_bytes),
             self.freed_bytes,
+            self.pending_bytes,
             self.chunk_bytes,
             self.evicts,
             closed,
@@ -172,6 +189,7 @@ class Ledger:
         self._touched_s = self._touch(record)
         self._said_s = self._world.clock.monotonic_s()
         self._said_spent, self._said_freed = record.spent_bytes, record.freed_bytes
+        self.said_pending_bytes = record.pending_bytes
         self._written.append(record)
         while len(self._written) > 2:
             self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")
@@ -217,9 +235,8 @@ class Ledger:
                 else:
                     others[writer] = _Other(record)
             for writer, other in others.items():
-                if writer not in found and not other.gone:
-                    other.gone = True
-                    self.stale |= not other.record.closed
+                other.gone |= writer not in found
+                self.stale |= other.fell_silent(self.now_s())
             self._others = others
 
     @property
@@ -227,6 +244,16 @@ class Ledger:
         """What the others added to the pool since it was counted (negative: took away)."""
         now_s = self.now_s()
         return sum(other.bytes(now_s) for other in self._others.values())
+
+    @property
+    def others_spent_bytes(self) -> int:
+        """What the others put since the pool was counted, whatever became of it."""
+        return sum(other.record.spent_bytes - other.spent_before for other in self._others.values())
+
+    @property
+    def others_freed_bytes(self) -> int:
+        """What the others took away, ever."""
+        return sum(other.record.freed_bytes for other in self._others.values())
 
     @property
     def living(self) -> int:
@@ -245,16 +272,19 @@ class Ledger:
         """After it: what the others do from here on is added to that. Raises CurvfsError."""
         with self._lock:
             after = self._list()
-            self._others = {
-                writer: _Other(
-                    record,
-                    spent_before=count.before[writer].spent_bytes if writer in count.before else 0,
-                    freed_before=None if record.evicts else record.freed_bytes,
-                    unsure_until=record.number,
-                )
-                for writer, record in after.items()
-            }
+            self._others = {writer: self._other(record, count.before.get(writer)) for writer, record in after.items()}
             self.stale = False
+
+    def _other(self, record: Record, before: Record | None) -> _Other:
+        """A writer as it stands when the pool has been counted."""
+        if self.now_s() - record.mtime_s > SILENT_S:
+            return _Other(record, record.spent_bytes, record.freed_bytes, counted_dead=True)
+        return _Other(
+            record,
+            spent_before=0 if before is None else before.named_bytes,
+            freed_before=None if record.evicts else record.freed_bytes,
+            unsure_until=record.number,
+        )
 
     def remove_old(self) -> int:
         """Remove records that nobody renews; how many. Raises CurvfsError."""

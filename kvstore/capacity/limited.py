@@ -7,7 +7,7 @@ put at a time look for room, so that the order of evictions is that of the puts;
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from curvfs.errors import CurvfsError
@@ -26,8 +26,13 @@ logger = logging.getLogger("kvstore")
 
 #: Objects evicted in one go in the background, before it is looked again whether that is enough.
 _BATCH = 32
+#: Objects admitted and not stored yet, at most, where they are more than a chunk. More could not be evicted for others.
+_PENDING = 32
 #: Failures in a row after which a round of evictions ends.
 _FAILURES = 8
+#: The pool is counted anew when others put this part of the quota, and at most this part of the time.
+_OTHERS_PART = 8
+_COUNTING_PART = 20
 #: What the pool has free, and what others did, is asked for again after so long when room is short.
 _FRESH_S = 1.0
 #: Evictions that are remembered for puts under way.
@@ -58,6 +63,7 @@ class LimitedRoom(Room):
         self._lease_s = lease_s
         self._on_deleted = on_deleted
         self._chunk_bytes = settings.chunk_bytes(object_bytes)
+        self._most_pending_bytes = max(self._chunk_bytes, _PENDING * object_bytes)
         self._ledger = Ledger(world, backend, namespace, chunk_bytes=self._chunk_bytes)
         self._lock = world.threads.lock()
         self._admitting = world.threads.lock()
@@ -69,9 +75,13 @@ class LimitedRoom(Room):
         self._counted_s = self._tried_s = self._freed_s = self._told_s = -1e9
         self._recount = True
         self._missing = 0
+        self._count_took_s = 0.0
         self._alone = False
+        self._others = self._trashed_by_others = 0
         self._evictions: OrderedDict[str, int] = OrderedDict()
         self._moment = 0
+        #: What we deleted that the place may not show as free yet: when, and how much.
+        self._deletions: deque[tuple[float, int]] = deque()
         self._stopped = False
         self._offset_s: float | None = None
         self._no_ttl_before_s = 0.0
@@ -112,10 +122,10 @@ class LimitedRoom(Room):
 
     # ---------------------------------------------------------------------------------------------------- room for one
 
-    def admit(self, page: Page, size_bytes: int) -> None:
+    def admit(self, page: Page, size_bytes: int) -> bool:
         quota = self._settings.quota_bytes
         if quota is not None and size_bytes > quota:
-            self._refuse(f"{page.name} takes {format_size(size_bytes)}, which no {self._settings.describe()} holds.")
+            self._refuse(f"{page.name} takes {format_size(size_bytes)}, more than the quota of {format_size(quota)}.")
         if not self._counted.is_set():
             self._counted.wait(max(0.0, page.transfer.left_s()))
         if not self._admitting.acquire(timeout=max(0.0, page.transfer.left_s())):
@@ -123,13 +133,16 @@ class LimitedRoom(Room):
         try:
             if self._count_error is not None:
                 raise self._count_error
-            self._make_room(page, size_bytes)
+            if self._ledger.pending_bytes >= self._most_pending_bytes or not self._make_room(page, size_bytes):
+                return False
             with self._lock:
                 self._ledger.spent_bytes += size_bytes
                 self._objects_bytes += size_bytes
                 self._free_bytes -= size_bytes
+                self._ledger.pending_bytes += size_bytes
                 self._index.add(page.name, size_bytes, self._now.now_s(), pending=True)
             page.reserved_bytes = size_bytes
+            return True
         finally:
             self._admitting.release()
 
@@ -138,27 +151,34 @@ class LimitedRoom(Room):
             self.refused += 1
         raise Refused(Miss.NO_SPACE, why)
 
-    def _make_room(self, page: Page, size_bytes: int) -> None:
-        """Until an object of this size fits, or there is no way."""
+    def _make_room(self, page: Page, size_bytes: int) -> bool:
+        """Until an object of this size fits, or there is no way. False: there is none yet."""
         if self._ledger.left_bytes < size_bytes:
             self._exchange()
         failures = 0
         while self._lacks(size_bytes):
             if page.transfer.left_s() <= 0:
                 raise Refused(Miss.DEADLINE, f"No room was found for {page.name} in time.")
-            if not self._alone and self._is_old(self._told_s):
+            if self._is_old(self._told_s) and (not self._alone or self._settings.evictor == "off"):
                 self._exchange()
             elif self._trash_bytes > 0 and self._yield_trash():
                 pass
             elif self._settings.evictor == "off" or failures > _FAILURES or self._missing > _FAILURES:
                 self._recount |= self._missing > _FAILURES
+                if self._recount:
+                    self.on_due()
                 self._refuse(self._why(page, size_bytes))
             else:
+                with self._lock:
+                    if self._index.oldest_is_pending():
+                        return False
                 victims = self._victims(1)
                 if not victims:
                     failures = _FAILURES + 1
+                    self._recount |= not self._alone
                 for name, entry in victims:
                     failures = 0 if self._evict(name, entry, at_once=True) else failures + 1
+        return True
 
     def _why(self, page: Page, size_bytes: int) -> str:
         settings = self._settings
@@ -181,8 +201,13 @@ class LimitedRoom(Room):
         return self._clock.monotonic_s() - when_s > _FRESH_S
 
     def _ask_free(self) -> None:
-        self._free_bytes = self._backend.free_bytes()
         self._freed_s = self._clock.monotonic_s()
+        late_s = self._freed_s - self._backend.frees_after_s
+        with self._lock:
+            while self._deletions and self._deletions[0][0] < late_s:
+                self._deletions.popleft()
+        late_bytes = sum(size for _, size in list(self._deletions))
+        self._free_bytes = self._backend.free_bytes() + late_bytes - self._ledger.pending_bytes
 
     def _yield_trash(self) -> bool:
         """The oldest trash goes early: of this namespace, or of all where the pool itself is full."""
@@ -197,7 +222,12 @@ class LimitedRoom(Room):
             saved = self._index.published(page.name, size_bytes, self._now.now_s())
             self._objects_bytes -= saved
             self._ledger.spent_bytes -= saved
+            self._ledger.pending_bytes -= page.reserved_bytes
         page.reserved_bytes = 0
+        if self._ledger.pending_bytes == 0 and self._ledger.said_pending_bytes:
+            self._say()  # should we be killed now, nobody takes it for under way
+        if self._above(self._settings.high):
+            self.on_due()
 
     def withdraw(self, page: Page) -> None:
         size_bytes, page.reserved_bytes = page.reserved_bytes, 0
@@ -210,6 +240,7 @@ class LimitedRoom(Room):
             self._ledger.spent_bytes -= size_bytes
             self._objects_bytes -= size_bytes
             self._free_bytes += size_bytes
+            self._ledger.pending_bytes -= size_bytes
 
     def removed(self, name: str, *, to_trash: bool) -> None:
         with self._lock:
@@ -226,12 +257,15 @@ class LimitedRoom(Room):
             self._trash_bytes += entry.size_bytes
         else:
             self._free_bytes += entry.size_bytes
+            if self._backend.frees_after_s:
+                self._deletions.append((self._clock.monotonic_s(), entry.size_bytes))
 
     def cleared(self, size_bytes: int) -> None:
         with self._lock:
             self._ledger.freed_bytes += size_bytes
             self._ledger.evicts = True
             self._recount = True
+            self._tried_s = -1e9
 
     # -------------------------------------------------------------------------------------------------------- eviction
 
@@ -291,31 +325,54 @@ class LimitedRoom(Room):
         except CurvfsError as error:
             logger.warning("kvstore could not write down what it evicted: %s", error)
 
-    def _round(self) -> None:
-        """From above the high watermark to the low one."""
+    @property
+    def _resting_bytes(self) -> int:
+        """What is used, without what goes by itself."""
+        return self._used_bytes - self._trash_bytes
+
+    def _above(self, mark: float) -> bool:
         quota = self._settings.quota_bytes
-        if quota is None or self._settings.evictor == "off":
+        return bool(quota) and self._resting_bytes > (quota or 0) * mark  # 0: nothing is put, and nothing evicted
+
+    def _round(self) -> None:
+        """From above the high watermark to the low one, and until the pool has its free room."""
+        settings = self._settings
+        if settings.evictor == "off":
             return
+        if self._above(settings.high):
+            self._evict_while(lambda: self._above(settings.low), at_once=False)
+        if settings.min_free_bytes and self._lacks_free():
+            while self._lacks_free() and self._yield_trash():
+                pass
+            self._evict_while(self._lacks_free, at_once=True)
+
+    def _lacks_free(self) -> bool:
+        self._ask_free()
+        return self._free_bytes < self._settings.min_free_bytes
+
+    def _evict_while(self, needed: Callable[[], bool], *, at_once: bool) -> None:
+        """Evict what was used longest ago, as long as that is needed."""
         failures = 0
-        if self._used_bytes - self._trash_bytes <= quota * self._settings.high:
-            return
-        while self._used_bytes - self._trash_bytes > quota * self._settings.low and failures <= _FAILURES:
+        while needed() and failures <= _FAILURES and not self._stopped:
             victims = self._victims(_BATCH)
             if not victims:
                 return
             for position, (name, entry) in enumerate(victims):
-                if self._stopped or self._used_bytes - self._trash_bytes <= quota * self._settings.low:
-                    with self._lock:
-                        for spared, kept in reversed(victims[position:]):
-                            self._index.put_first(spared, kept)
-                    break
-                failures = 0 if self._evict(name, entry, at_once=False) else failures + 1
+                if self._stopped or not needed():
+                    self._spare(victims[position:])
+                    return
+                failures = 0 if self._evict(name, entry, at_once=at_once) else failures + 1
             if self._missing > _FAILURES:
                 self._recount = True
-            if self._stopped or self._recount:
                 return
             if not self._alone:
                 self._exchange()
+
+    def _spare(self, victims: Sequence[tuple[str, Resident]]) -> None:
+        """These stay after all, in their old places."""
+        with self._lock:
+            for name, entry in reversed(victims):
+                self._index.put_first(name, entry)
 
     def _expire(self) -> None:
         """What is older than the time to live goes. A store whose clock was set keeps it for one such time more."""
@@ -333,9 +390,7 @@ class LimitedRoom(Room):
             old = self._index.pop_written_before(now_s - ttl_s)
         for position, (name, entry) in enumerate(old):
             if self._stopped:
-                with self._lock:
-                    for spared, kept in old[position:]:
-                        self._index.put_back(spared, kept)
+                self._spare(old[position:])
                 return
             if self._evict(name, entry, at_once=False):
                 self.expired += 1
@@ -348,6 +403,10 @@ class LimitedRoom(Room):
             return
         self._ledger.say()
         self._ledger.read()
+        freed_bytes = self._ledger.others_freed_bytes
+        if freed_bytes != self._trashed_by_others:  # what they took away may have gone to the trash
+            self._trash_bytes = self._backend.trash_bytes(self._namespace)
+            self._trashed_by_others = freed_bytes
         self._told_s = self._clock.monotonic_s()
 
     def _look(self) -> None:
@@ -361,6 +420,7 @@ class LimitedRoom(Room):
                 others += 1
         self._staged_bytes = dead_bytes
         self._trash_bytes = self._backend.trash_bytes(self._namespace)
+        self._others = others
         self._alone = others == 0 and self._ledger.living == 0
 
     def count(self) -> None:
@@ -389,14 +449,13 @@ class LimitedRoom(Room):
         with self._lock:
             self._objects_bytes = self._index.end_count(found)
         self._counted_s = self._clock.monotonic_s()
+        self._count_took_s = self._counted_s - self._tried_s
         self._recount, self._missing = False, 0
         self.counts += 1
 
     @property
     def due(self) -> bool:
-        quota = self._settings.quota_bytes
-        inside = quota is not None and self._settings.evictor == "inside"
-        above = inside and self._used_bytes - self._trash_bytes > (quota or 0) * self._settings.high
+        above = self._settings.evictor == "inside" and self._above(self._settings.high)
         return super().due or above or (self._recount and self._is_old(self._tried_s))
 
     def tidy(self) -> None:
@@ -411,13 +470,19 @@ class LimitedRoom(Room):
                 self._ledger.remove_old()
                 self._backend.empty_trash()
                 self._trash_bytes = self._backend.trash_bytes(self._namespace)
-            old = self._clock.monotonic_s() - self._counted_s > self._settings.rescan_s
-            if self._recount or self._ledger.stale or (old and not self._alone):
+            if self._recount or self._ledger.stale or (not self._alone and self._is_outdated()):
                 self.count()
             self._expire()
             self._round()
         finally:
             self._tidying.release()
+
+    def _is_outdated(self) -> bool:
+        """Have others put so much that our order of use says little? What they put is not in it before we count."""
+        since_s = self._clock.monotonic_s() - self._counted_s
+        quota = self._settings.quota_bytes
+        much = quota is not None and self._ledger.others_spent_bytes * _OTHERS_PART > quota
+        return since_s > self._settings.rescan_s or (much and since_s > _COUNTING_PART * self._count_took_s + _FRESH_S)
 
     def stop(self) -> None:
         self._stopped = True
@@ -439,6 +504,7 @@ class LimitedRoom(Room):
                 others_bytes=self._ledger.others_bytes,
                 objects=len(self._index),
                 chunk_bytes=self._chunk_bytes,
+                processes=self._others,
                 writers=self._ledger.living,
                 free_bytes=self._free_bytes,
                 min_free_bytes=settings.min_free_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from curvfs.world import World
@@ -17,7 +17,8 @@ class CapacityStats:
 
     ``used_bytes`` holds everything that counts against the quota: objects, ``trash_bytes``, ``others_bytes`` (what
     other writers added since the pool was counted; negative where they took away), ``staged_bytes`` (left by the
-    dead). ``objects``: those that this process knows in the order of their use. ``writers``: others that live.
+    dead). ``objects``: those that this process knows in the order of their use. ``processes``: others that have a store
+    here; ``writers``: those of them that write to the namespace within limits, or did a moment ago.
     ``evicted``, ``evicted_bytes``: by this process, ``expired`` of them because of their age. ``refused``: puts that
     found no room. ``accesses_flushed``, ``accesses_dropped``: uses that the pool was told of, and was not.
     """
@@ -30,6 +31,7 @@ class CapacityStats:
     others_bytes: int = 0
     objects: int = 0
     chunk_bytes: int = 0
+    processes: int = 0
     writers: int = 0
     free_bytes: int = 0
     min_free_bytes: int = 0
@@ -46,6 +48,8 @@ class Room:
     """No limits: objects are only marked as used. Callable from any thread; ``touch`` and ``gone`` never wait."""
 
     def __init__(self, world: World, backend: Backend, *, flush_s: float) -> None:
+        #: Called when there is something to do in the background.
+        self.on_due: Callable[[], None] = lambda: None
         self._now = StoreClock(world, backend)
         self._accesses = Accesses(world, backend, every_s=flush_s)
 
@@ -66,8 +70,10 @@ class Room:
         self.touch([name])
         return True
 
-    def admit(self, page: Page, size_bytes: int) -> None:
-        """Take room for an object to be put. Raises Refused, CurvfsError."""
+    def admit(self, page: Page, size_bytes: int) -> bool:
+        """Take room for an object to be put. False: there is none until puts under way have ended; try again. Raises
+        Refused, CurvfsError."""
+        return True
 
     def published(self, page: Page, size_bytes: int) -> None:
         """It is there, with so many bytes."""

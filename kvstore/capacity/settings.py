@@ -19,7 +19,7 @@ class Capacity:
     """Limits of one namespace (a model and tenant), whoever writes to it. Every process should be given the same ones.
 
     * ``quota_bytes``: what objects, trash and staged files may take together; None for no limit. Writers on several
-      hosts keep to it within one chunk (:meth:`chunk_bytes`) each.
+      hosts keep to it within one chunk (:meth:`chunk_bytes`) each. 0: nothing is stored, and what is there stays.
     * ``high``, ``low``: parts of the quota: above the one, the least recently used go until the other is reached.
     * ``ttl_s``: objects written longer ago than this go, used or not.
     * ``min_free_bytes``: room of the whole pool that stays free, whoever takes it.
@@ -50,7 +50,7 @@ class Capacity:
         if self.min_free_bytes < 0:
             raise ConfigError(f"min_free_bytes is {self.min_free_bytes}; give 0 or more.")
         for name, seconds in (("ttl_s", self.ttl_s), ("flush_s", self.flush_s), ("rescan_s", self.rescan_s)):
-            if seconds is not None and not (0 < seconds and math.isfinite(seconds)):
+            if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
                 raise ConfigError(f"{name} is {seconds}; give a positive number of seconds.")
         if self.evictor not in ("inside", "off"):
             raise ConfigError(f"evictor is {self.evictor!r}; write inside or off.")
