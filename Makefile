@@ -32,6 +32,13 @@ sim: setup-test
 sim-mutants: setup-test
 	@$(SIM) mutants
 
+# Long proofs: hours, not minutes.
+soak: soak-mount
+
+soak-mount: setup-test
+	@$(VENV)/python -m tests.t4_mount.cycles --number 1000
+	@$(SIM) seeds --mounts --number 1000
+
 proto: setup-proto
 	@$(VENV)/python -m curvfs.wire.pb.generate
 
@@ -61,6 +68,9 @@ bench-engines: setup-test
 
 bench-client: setup-test
 	@$(VENV)/python -m tools.clientbench
+
+bench-mount: setup-test
+	@$(VENV)/python -m tools.mountbench $(BENCH_OPTIONS)
 
 clean:
 	@rm -rf build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
