@@ -141,8 +141,8 @@ class LocalWish:
 class LocalSink:
     """A regular file. The partial one lies beside it, locked while it is written."""
 
-    def __init__(self, disk: Disk, wish: LocalWish) -> None:
-        self.shown = wish.path
+    def __init__(self, disk: Disk, wish: LocalWish, shown: str) -> None:
+        self.shown = shown
         self._disk = disk
         self._wish = wish
         self._resumable = bool(wish.resume and wish.identity and (wish.size_bytes or 0) >= RESUMABLE_BYTES)

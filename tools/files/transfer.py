@@ -356,7 +356,7 @@ def get(
                 if status.is_dir:
                     _get_tree(job, fs, Target(target.config, status.path, text), status, end)
                 else:
-                    _get_file(job, fs, status, text, os.path.realpath(end))
+                    _get_file(job, fs, status, text, end)
         return run.code
 
 
@@ -368,8 +368,8 @@ def _local_end(last: str, name: str, *, several: bool) -> str:
     return last
 
 
-def _get_file(job: _Job, fs: SyncFileSystem, status: FileStatus, shown: str, end: str) -> None:
-    disk = job.run.world.disk
+def _get_file(job: _Job, fs: SyncFileSystem, status: FileStatus, shown: str, name: str) -> None:
+    disk, end = job.run.world.disk, os.path.realpath(name)
     with closing(RemoteSource(fs, status.path, shown)) as source:
         special = local.open_special(disk, end)
         if special is not None:
@@ -393,7 +393,7 @@ def _get_file(job: _Job, fs: SyncFileSystem, status: FileStatus, shown: str, end
             sync=job.sync,
             resume=job.resume,
         )
-        job.copy(source, LocalSink(disk, wish))
+        job.copy(source, LocalSink(disk, wish, name))
 
 
 def _get_tree(job: _Job, fs: SyncFileSystem, top: Target, status: FileStatus, end: str) -> None:
