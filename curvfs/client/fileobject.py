@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from curvfs.errors import CurvfsError, as_os_error
+from curvfs.errors import CurvfsError, UsageError, as_os_error
 
 if TYPE_CHECKING:
     from curvfs.client.sync import SyncFileReader, SyncFileWriter
@@ -32,22 +32,24 @@ def as_files_raise(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class FileObject(io.RawIOBase):
-    """A raw binary file, either readable or writable, with a position. ``io.BufferedReader`` and friends take it.
+    """A raw binary file with a position. ``io.BufferedReader`` and friends take it, ``io.BufferedRandom`` one that is
+    both readable and writable; reading from such a file publishes what was written before.
 
     What goes wrong in the file system is a CurvfsError and an OSError at once (:func:`~curvfs.errors.as_os_error`): a
     deadline is a DeadlineExceeded and a TimeoutError. A closed file raises ValueError, what it was not opened for
     io.UnsupportedOperation, as Python's do.
     """
 
-    def __init__(self, reader: SyncFileReader | None, writer: SyncFileWriter | None, name: str) -> None:
+    def __init__(self, reader: SyncFileReader | None, writer: SyncFileWriter | None, name: str, mode: str) -> None:
         super().__init__()
         self._reader = reader
         self._writer = writer
         self._position = writer.position if writer is not None else 0
         self.name = name
+        self.mode = mode
 
     def readable(self) -> bool:
-        return self._reader is not None
+        return self._reader is not None or "+" in self.mode
 
     def writable(self) -> bool:
         return self._writer is not None
@@ -65,21 +67,28 @@ class FileObject(io.RawIOBase):
     @as_files_raise
     def readinto(self, buffer: Any) -> int:
         """As many bytes as there are from the position on, up to the size of ``buffer``."""
-        self._check_open()
-        if self._reader is None:
-            raise io.UnsupportedOperation("not readable")
-        count = self._reader.readinto(memoryview(buffer).cast("B"), self._position)
+        self._check_readable()
+        view = memoryview(buffer).cast("B")
+        if self._reader is not None:
+            count = self._reader.readinto(view, self._position)
+        else:
+            found = self._read_back(len(view))
+            count = len(found)
+            view[:count] = found
         self._position += count
         return count
 
     @as_files_raise
     def readall(self) -> bytes:
-        self._check_open()
-        if self._reader is None:
-            raise io.UnsupportedOperation("not readable")
-        found = self._reader.read_at(self._position, max(0, self._length - self._position))
+        self._check_readable()
+        left = max(0, self._length - self._position)
+        found = self._reader.read_at(self._position, left) if self._reader is not None else self._read_back(left)
         self._position += len(found)
         return found
+
+    def _read_back(self, count_bytes: int) -> bytes:
+        """From the position on, as written so far."""
+        return self._writer.read_at(self._position, count_bytes) if self._writer is not None else b""
 
     @as_files_raise
     def write(self, buffer: Any) -> int:
@@ -91,10 +100,11 @@ class FileObject(io.RawIOBase):
         self._position = self._writer.position
         return count
 
+    @as_files_raise
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}.get(whence)
         if start is None or start + offset < 0:
-            raise ValueError(f"cannot seek by {offset} from {whence}")
+            raise UsageError(f"Cannot seek in {self.name} to {offset} from {whence}: there is no such place.")
         self._position = start + offset
         return self._position
 
@@ -135,6 +145,11 @@ class FileObject(io.RawIOBase):
                 reader.close()
         finally:
             super().close()
+
+    def _check_readable(self) -> None:
+        self._check_open()
+        if not self.readable():
+            raise io.UnsupportedOperation("not readable")
 
     def _check_open(self) -> None:
         if self.closed:

@@ -432,19 +432,29 @@ class SyncFileSystem:
 
     @as_files_raise
     def open_file(self, path: str, mode: str = "rb") -> FileObject:
-        """A Python file object, raw and binary: ``rb`` reads, ``wb`` makes or empties, ``xb`` makes, ``ab`` makes and
-        appends. Wrap it in ``io.BufferedReader`` or ``io.TextIOWrapper`` where small pieces are read. What it raises,
-        and what this raises, are OSErrors besides: a missing file is a NotFound and a FileNotFoundError."""
-        if mode == "rb":
-            return FileObject(self.open(path), None, path)
-        if mode in ("wb", "xb"):
-            return FileObject(None, self.create(path, overwrite=mode == "wb"), path)
-        if mode == "ab":
+        """A Python file object, raw and binary, with the modes of Python's ``open``: ``rb`` reads, ``r+b`` changes what
+        is there, ``wb`` makes or empties, ``xb`` makes, ``ab`` makes and appends, and with a ``+`` these read, too.
+        Wrap it in ``io.BufferedReader`` or ``io.TextIOWrapper`` where small pieces are read. What it raises, and what
+        this raises, are OSErrors besides: a missing file is a NotFound and a FileNotFoundError."""
+        letters = "".join(sorted(mode))
+        if letters == "br":
+            return FileObject(self.open(path), None, path, "rb")
+        kinds = {"+br": "r", "bw": "w", "+bw": "w", "bx": "x", "+bx": "x", "ab": "a", "+ab": "a"}
+        kind = kinds.get(letters)
+        if kind is None:
+            raise UsageError(
+                f"Cannot open {path} with mode {mode!r}; modes are rb, wb, xb and ab, and with a + behind them what "
+                "reads and writes."
+            )
+        shown = f"{kind}b{'+' if '+' in mode else ''}"
+        if kind == "r":
+            return FileObject(None, self.open_for_write(path), path, shown)
+        if kind == "a":
             try:
-                return FileObject(None, self.open_for_write(path, append=True), path)
+                return FileObject(None, self.open_for_write(path, append=True), path, shown)
             except NotFound:
-                return FileObject(None, self.create(path), path)
-        raise UsageError(f"Cannot open {path} with mode {mode!r}; modes are rb, wb, xb and ab.")
+                pass
+        return FileObject(None, self.create(path, overwrite=kind == "w"), path, shown)
 
     def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> SyncFileWriter:
         writer = self._portal.run(partial(self.filesystem.open_for_write, path, append=append, truncate=truncate))

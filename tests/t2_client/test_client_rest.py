@@ -73,8 +73,10 @@ def _use_file_objects(url: str) -> None:
             file.seek(MIB - 50)
             assert file.readinto(buffer) == 100
             assert buffer == content[MIB - 50 : MIB + 50]
-            with pytest.raises(ValueError, match="seek"):
-                raw.seek(-1)
+            for offset, whence in ((-1, os.SEEK_SET), (0, 9)):
+                with pytest.raises(OSError, match="Cannot seek in /f") as nowhere:
+                    raw.seek(offset, whence)
+                assert isinstance(nowhere.value, CurvfsError) and nowhere.value.errno == errno.EINVAL
             with pytest.raises(io.UnsupportedOperation):
                 raw.write(b"x")
         with pytest.raises(ValueError, match="closed"):
@@ -98,6 +100,47 @@ def _use_file_objects(url: str) -> None:
             fs.open_file("/new", "r+")
 
 
+@pytest.mark.parametrize("mode", ["r+b", "rb+", "w+b", "wb+", "x+b", "a+b", "ab+"])
+async def test_files_for_reading_and_writing_do_what_pythons_do(server: Server, tmp_path: Path, mode: str) -> None:
+    """Each step has the same outcome on a Curvine file and on a local one."""
+    await trio.to_thread.run_sync(_compare_with_python, server.url, tmp_path / "local", mode)
+
+
+def _compare_with_python(url: str, local: Path, mode: str) -> None:
+    with SyncFileSystem.connect(url, block_size="1MB") as fs:
+        if not mode.startswith("x"):
+            local.write_bytes(b"0123456789" * 10)
+            with fs.open_file("/f", "wb") as raw:
+                raw.write(local.read_bytes())
+        steps: list[Callable[[Any], Any]] = [
+            lambda file: (file.readable(), file.writable(), file.seekable()),
+            lambda file: file.tell(),
+            lambda file: file.read(5),
+            lambda file: file.write(b"abc"),
+            lambda file: file.tell(),
+            lambda file: file.read(3),
+            lambda file: file.seek(-4, os.SEEK_END) if file.seek(0, os.SEEK_END) > 4 else file.seek(0),
+            lambda file: file.readall(),
+            lambda file: file.seek(2),
+            lambda file: file.readinto(bytearray(4)),
+            lambda file: file.write(bytes(MIB + 5)),
+            lambda file: file.truncate(7),
+            lambda file: file.seek(0),
+            lambda file: file.read(),
+            lambda file: file.seek(9),
+            lambda file: file.write(b"behind a hole"),
+        ]
+        with fs.open_file("/f", mode) as ours, open(local, mode, buffering=0) as pythons:
+            for number, step in enumerate(steps):
+                assert step(ours) == step(pythons), f"step {number}"
+        with fs.open_file("/f") as raw:
+            assert raw.readall() == local.read_bytes()
+        with fs.open_file("/f", "r+b") as raw, io.BufferedRandom(raw) as file:
+            file.seek(1)
+            file.write(b"!")
+            assert file.read(2) == local.read_bytes()[2:4]
+
+
 async def test_file_objects_raise_what_pythons_do(server: Server) -> None:
     await trio.to_thread.run_sync(_fail_with_file_objects, server)
 
@@ -115,9 +158,10 @@ def _fail_with_file_objects(server: Server) -> None:
             raw.write(bytes(3 * MIB))
         with pytest.raises(FileExistsError):
             fs.open_file("/f", "xb")
-        with pytest.raises(OSError, match="modes are") as wrong, fs.open_file("/f", "r+"):
-            pass
-        assert wrong.value.errno == errno.EINVAL
+        for mode in ("r", "r+", "rwb", "b", "+", "", "rbU"):
+            with pytest.raises(OSError, match="modes are") as wrong, fs.open_file("/f", mode):
+                pass
+            assert wrong.value.errno == errno.EINVAL
 
         # In the middle of a file: seek and readinto, plain and through a buffer.
         with fs.open_file("/f") as raw, io.BufferedReader(raw) as file:
