@@ -1,4 +1,4 @@
-"""A real ``lmcache server`` with our adapter: pages stored by a client, the server killed, fetched from the next one."""
+"""A real ``lmcache server`` with our adapter: pages stored by a client, the server killed, fetched from another one."""
 
 from __future__ import annotations
 
