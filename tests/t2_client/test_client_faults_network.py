@@ -5,6 +5,7 @@ Half-open connections are real ones: a server in a network name space whose answ
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -249,16 +250,17 @@ def island() -> Iterator[tuple[str, str, Callable[[], None], Callable[[], None]]
     name, veth = f"curvfs-{os.getpid()}", f"cv{os.getpid()}"
     near, far = (f"198.18.{(number + i) >> 8 & 255}.{number + i & 255}" for i in (1, 2))
     try:
-        ip("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network name spaces here: {error}")
-    try:
-        ip("link", "add", veth, "type", "veth", "peer", "name", "eth", "netns", name)
-        ip("addr", "add", f"{near}/30", "dev", veth)
-        ip("link", "set", veth, "up")
-        ip("-n", name, "addr", "add", f"{far}/30", "dev", "eth")
-        for device in ("lo", "eth"):
-            ip("-n", name, "link", "set", device, "up")
+        try:
+            ip("netns", "add", name)
+            ip("link", "add", veth, "type", "veth", "peer", "name", "eth", "netns", name)
+            ip("addr", "add", f"{near}/30", "dev", veth)
+            ip("link", "set", veth, "up")
+            ip("-n", name, "addr", "add", f"{far}/30", "dev", "eth")
+            for device in ("lo", "eth"):
+                ip("-n", name, "link", "set", device, "up")
+            ip("netns", "exec", name, "true")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network name spaces here: {error}")
         yield (
             name,
             far,
@@ -266,7 +268,8 @@ def island() -> Iterator[tuple[str, str, Callable[[], None], Callable[[], None]]
             lambda: ip("-n", name, "route", "del", "blackhole", f"{near}/32"),
         )
     finally:
-        ip("netns", "del", name)
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            ip("netns", "del", name)
 
 
 async def test_a_server_that_is_gone_without_a_word(tmp_path: Path, island: Any) -> None:
