@@ -126,8 +126,6 @@ class Backend(abc.ABC):
     #: The few calls for small files of our own, by path; ``root`` is the prefix's path there.
     #: Seconds until what was deleted shows in :meth:`free_bytes`.
     frees_after_s: float = 0.0
-    #: Seconds until what was deleted shows in :meth:`free_bytes`.
-    frees_after_s: float = 0.0
     records: StagingStore
     root: str
     staging: Staging

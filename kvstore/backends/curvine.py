@@ -73,8 +73,6 @@ class CurvineBackend(Backend):
     ends_in_time = True
     #: Workers are told to delete by the answers to their heartbeats.
     frees_after_s = 15.0
-    #: Workers are told to delete by the answers to their heartbeats.
-    frees_after_s = 15.0
     #: Each is a block stream and a descriptor while it is under way.
     batch = 32
 
