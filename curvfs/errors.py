@@ -226,6 +226,9 @@ class NoAvailableWorker(RemoteError):
     """No replica could serve."""
 
 
+#: Kinds that clients give themselves, too.
+KIND_UNSUPPORTED_UFS_READ = 22
+KIND_READ_ONLY = 30
 KIND_COMMON = 10000
 
 #: kind -> (name on the wire, class, errno). The one table between Curvine kinds, our classes and errnos.

@@ -48,6 +48,7 @@ from curvfs.client.understores import UnderStores
 from curvfs.client.writer import FileWriter
 from curvfs.config import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, ClientConfig, resolve_config
 from curvfs.errors import (
+    KIND_UNSUPPORTED_UFS_READ,
     CurvfsError,
     FileExists_,
     FileTooLarge,
@@ -467,11 +468,20 @@ class CurvineFileSystem:
     async def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> FileWriter:
         """Open an existing file for writing. ``append`` starts at its end and stays there, ``truncate`` empties it.
 
-        Raises NotFound, IsADirectory, InvalidRequest for what is no regular file.
+        Raises NotFound, IsADirectory, InvalidRequest for what is no regular file, and Unsupported for a file whose
+        bytes are in an under store alone, unless all of them are replaced.
         """
         full = self._for_change(path)
         before = await self._calls.status(full)
         self._must_be_file(before, full)
+        if before.storage_policy.state == pb.STORAGE_STATE_PROTO_UFS and before.len and not truncate:
+            # Opened for writing it would not be the under store's any more, and its bytes nowhere (4.5, 4.19).
+            raise Unsupported(
+                f"Cannot write {full}: its bytes are in the under store only; load the file into Curvine first, or "
+                "replace all of it.",
+                kind=KIND_UNSUPPORTED_UFS_READ,
+                errno_=errno.EOPNOTSUPP,
+            )
         self._session.rewrites_aside |= before.HasField("ctime")  # v0.4 or later (8.4)
         options = self._calls.create_options(
             block_size_bytes=before.block_size, replicas=max(1, before.replicas), mode=before.mode

@@ -13,7 +13,7 @@ from curvfs.client.mastercalls import MasterCalls
 from curvfs.client.paths import is_below
 from curvfs.client.records import MountPoint
 from curvfs.client.session import Session
-from curvfs.errors import CurvfsError, InProgress, InvalidRequest, ReadOnly, Unsupported
+from curvfs.errors import KIND_READ_ONLY, CurvfsError, InProgress, InvalidRequest, ReadOnly, Unsupported
 
 
 class MountTable:
@@ -53,7 +53,9 @@ class MountTable:
                 errno_=errno.EOPNOTSUPP,
             )
         if change and point.read_only:
-            raise ReadOnly(f"Cannot change {path}: {point.path} is mounted read-only from {point.ufs_path}.")
+            raise ReadOnly(
+                f"Cannot change {path}: {point.path} is mounted read-only from {point.ufs_path}.", kind=KIND_READ_ONLY
+            )
 
     def check_rename(self, source: str, target: str) -> None:
         """Raises EXDEV across the boundary of a mount, EBUSY for a mount's own directory and those above it."""

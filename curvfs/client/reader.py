@@ -15,6 +15,7 @@ from curvfs.client.mastercalls import MasterCalls
 from curvfs.client.records import BlockLocation, FileStatus, Located, StorageState
 from curvfs.client.session import Session
 from curvfs.errors import (
+    KIND_UNSUPPORTED_UFS_READ,
     BlockNotFound,
     CurvfsError,
     InvalidRequest,
@@ -48,6 +49,7 @@ class FileReader:
         if status.storage_state is StorageState.UFS and status.length_bytes:
             raise Unsupported(
                 f"Cannot open {full_path}: its bytes are in the under store only; load the file into Curvine first.",
+                kind=KIND_UNSUPPORTED_UFS_READ,
                 errno_=errno.EOPNOTSUPP,
             )
         self._session = session

@@ -282,8 +282,9 @@ async def test_mounts_that_the_master_knows() -> None:
     async with mounted() as (fs, master):
         await fs.stat("/ro/x")
         for call in (fs.delete, fs.mkdir, fs.create, fs.open_for_write, partial(fs.set_attr, mode=0o600)):
-            with pytest.raises(ReadOnly):
+            with pytest.raises(ReadOnly) as caught:
                 await call("/ro/x")  # type: ignore[operator]
+            assert (caught.value.errno_, caught.value.kind) == (errno.EROFS, 30)
         await fs.delete("/rw/x")
         for path in ("/rw", "/ro"):
             with pytest.raises(CurvfsError) as caught:
@@ -302,6 +303,30 @@ async def test_mounts_that_the_master_knows() -> None:
                 await call
         assert not master.requests(RpcCode.RENAME)
         assert [message.path for message in master.messages(RpcCode.DELETE)] == ["/rw/x"]  # type: ignore[attr-defined]
+
+
+async def test_writing_a_part_of_what_an_under_store_holds_alone_is_refused() -> None:
+    """OpenFile would cut the file off from its store, and its bytes would be nowhere (4.5)."""
+    async with mounted() as (fs, master):
+        there = status("/rw/x", length=100)
+        there.storage_policy.state = pb.STORAGE_STATE_PROTO_UFS
+        master.handle[RpcCode.FILE_STATUS] = always(pb.GetFileStatusResponse(status=there))
+        for call in (
+            fs.open_for_write("/rw/x"),
+            fs.open_for_write("/rw/x", append=True),
+            fs.truncate("/rw/x", 10),
+            fs.fallocate("/rw/x", 0, 1000),
+        ):
+            with pytest.raises(Unsupported, match="under store only") as caught:
+                await call
+            assert (caught.value.errno_, caught.value.kind) == (errno.EOPNOTSUPP, 22)
+        assert not master.requests(RpcCode.OPEN_FILE) and not master.requests(RpcCode.RESIZE_FILE)
+        opened = pb.OpenFileResponse(file_blocks=pb.FileBlocksProto(status=status("/rw/x")))
+        master.handle |= {
+            RpcCode.OPEN_FILE: always(opened),
+            RpcCode.COMPLETE_FILE: always(pb.CompleteFileResponse(result=True)),
+        }
+        await (await fs.open_for_write("/rw/x", truncate=True)).close()  # all of it is replaced
 
 
 # -------------------------------------------------------------------------------------------------------- hazards, room
