@@ -60,32 +60,53 @@ async def write_files(
     *,
     unique_names: bool,
 ) -> list[FileStatus | CurvfsError]:
-    """Make, write and commit files of one block each. A file's own failure stands in its place, and leaves nothing."""
+    """Make, write and commit files of one block each. A file's own failure stands in its place, and leaves nothing; nor
+    does a cancellation before the commit."""
     made = await create_files(session, calls, plans, unique_names)
+    handles = [extent_of(session, calls, entry, None, "") if isinstance(entry, Made) else entry for entry in made]
+    try:
+        extents = await _write(session, calls, made, handles, contents)
+    except BaseException:
+        await _abort(handles)
+        raise
+    statuses = iter(
+        await commit_extents(session, calls, [found for found in extents if isinstance(found, WriteExtent)])
+    )
+    results = [next(statuses) if isinstance(extent, WriteExtent) else extent for extent in extents]
+    await _abort([handle for handle, result in zip(handles, results, strict=True) if isinstance(result, CurvfsError)])
+    return results
+
+
+async def _abort(handles: Sequence[WriteExtent | CurvfsError]) -> None:
+    """Remove files that came to nothing; whoever is cancelled does that, too."""
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for handle in handles:
+                if isinstance(handle, WriteExtent):
+                    nursery.start_soon(handle.abort)  # takes close_timeout_s at most
+
+
+async def _write(
+    session: Session,
+    calls: MasterCalls,
+    made: Sequence[Made | CurvfsError],
+    handles: Sequence[WriteExtent | CurvfsError],
+    contents: Sequence[memoryview],
+) -> list[WriteExtent | CurvfsError]:
+    """Write the blocks of the files that were made; the handles of those that can be committed."""
     blocks = await add_first_blocks(session, calls, made)
     commits = await _write_batches(session, made, blocks, contents)
 
     async def finish(index: int) -> WriteExtent:
-        entry, added = made[index], blocks[index]
-        assert isinstance(entry, Made)
-        extent = extent_of(session, calls, entry, None, "")
-        try:
-            if isinstance(added, CurvfsError):
-                raise added
-            if added is not None:
-                extent.adopt(commits.get(index) or await _write_one(session, calls, entry, added, contents[index]))
-            return extent
-        except BaseException:
-            await extent.abort()
-            raise
+        entry, handle, added = made[index], handles[index], blocks[index]
+        assert isinstance(entry, Made) and isinstance(handle, WriteExtent)
+        if isinstance(added, CurvfsError):
+            raise added
+        if added is not None:
+            handle.adopt(commits.get(index) or await _write_one(session, calls, entry, added, contents[index]))
+        return handle
 
-    extents = await each(finish, [i if isinstance(entry, Made) else entry for i, entry in enumerate(made)])
-    written = [extent for extent in extents if isinstance(extent, WriteExtent)]
-    statuses = dict(zip(map(id, written), await commit_extents(session, calls, written), strict=True))
-    for extent in written:
-        if isinstance(statuses[id(extent)], CurvfsError):
-            await extent.abort()
-    return [statuses[id(extent)] if isinstance(extent, WriteExtent) else extent for extent in extents]
+    return await each(finish, [i if isinstance(entry, Made) else entry for i, entry in enumerate(made)])
 
 
 async def _write_one(

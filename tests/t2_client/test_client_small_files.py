@@ -170,3 +170,20 @@ async def test_a_worker_that_takes_nothing_leaves_no_file() -> None:
         assert all(isinstance(entry, CurvfsError) for entry in done)
         assert sorted(deleted) == ["/a", "/b"]
         assert not master.requests(RpcCode.COMPLETE_FILE) and not master.requests(RpcCode.COMPLETE_FILES_BATCH)
+
+
+async def test_a_cancelled_call_leaves_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = trio.Event()
+
+    async def hang(connection: Any, request: Any, payload: Any) -> Any:
+        begun.set()
+        await trio.sleep_forever()
+
+    monkeypatch.setitem(worker._HANDLERS[RpcCode.WRITE_BLOCKS_BATCH], RequestStatus.RUNNING, hang)
+    async with open_filesystem(server.url, client_hostname="elsewhere") as fs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fs.write_files, files([10, 20, 0]))
+            await begun.wait()
+            assert len(await fs.list("/")) == 3
+            nursery.cancel_scope.cancel()
+        assert await fs.list("/") == []
