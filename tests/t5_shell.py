@@ -37,7 +37,8 @@ def run(*words: object) -> Done:
 def started(*words: object) -> subprocess.Popen[str]:
     """Start a command; whoever does so waits for its end."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tools", *map(str, words)],
+        # Run in the background, we may have been told to ignore Ctrl-C; what is tested is not.
+        ["env", "--default-signal=INT", sys.executable, "-P", "-m", "tools", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -121,7 +121,11 @@ def _compare(
         for job, place in zip(jobs, places, strict=True):
             found = []
             for _ in range(rounds):
-                theirs = _with_files(job, place)
+                try:
+                    theirs = _with_files(job, place)
+                except KeyboardInterrupt:  # in fio: what the rounds before it gave is shown
+                    run.interrupted = True
+                    break
                 once = run_jobs([job], world, progress)
                 found.append((our_speeds(once, job), theirs))
                 for outcome in once.outcomes:

@@ -177,6 +177,21 @@ def test_latency_counts_from_when_a_call_was_due(tmp_path: Path) -> None:
     assert late["90.000000"] > 100e6 > service["90.000000"], "150 of 500 calls were due while it stood still"
 
 
+def test_delays_and_pauses_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.fio"
+    job.write_text(
+        f"[global]\ndirectory={tmp_path}\nsize=64k\nfilename=f\nunlink=1\n"
+        "[ramp]\nrw=randread\ntime_based\nruntime=300ms\nramp_time=400ms\nstartdelay=300ms\n"
+        "[think]\nrw=write\nnumber_ios=4\nthinktime=100ms\nstonewall\n"
+    )
+    begun_s = time.monotonic()
+    ramp, think = bench(capsys, job)["jobs"]
+    assert time.monotonic() - begun_s > 0.3 + 0.4 + 0.3 + 0.3
+    assert 300 <= ramp["read"]["runtime"] < 650 and ramp["read"]["total_ios"] > 10
+    assert think["write"]["total_ios"] == 4 and think["write"]["runtime"] >= 300
+    assert think["write"]["lat_ns"]["mean"] < 50e6, "a pause is no latency"
+
+
 def children(pid: int) -> list[int]:
     """Processes that this one started."""
     found = []

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -153,6 +154,8 @@ class Child:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             self._fail(error.errno or errno.EIO, f"{where}{error.strerror or error}.")
+        except Exception as error:  # a thread that ended without a word would pass for one that had no more to do
+            self._fail(errno.EIO, _unexpected(error))
 
     def _fail(self, number: int, message: str) -> None:
         with self._lock:
@@ -310,6 +313,11 @@ def _length(world: World, job: Job, name: str) -> int | None:
         return None
 
 
+def _unexpected(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"Unexpected {type(error).__name__} at {last.filename}:{last.lineno}: {error}."
+
+
 def main() -> int:
     """Talk to the parent; see above."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says so
@@ -360,6 +368,9 @@ def main() -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         say({"type": "failed", "message": f"{where}{error.strerror or error}.", "exit_code": 1})
+        code = 1
+    except Exception as error:
+        say({"type": "failed", "message": _unexpected(error), "exit_code": 1})
         code = 1
     if child is not None:
         heard["end"].wait()

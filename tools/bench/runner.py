@@ -203,7 +203,11 @@ class _Runner:
         return run
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        wanted = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+        if not wanted:  # whoever started us has both ignored
+            task_status.started()
+            return
+        with trio.open_signal_receiver(*wanted) as signals:
             task_status.started()
             async for _ in signals:
                 if self._interrupted:
