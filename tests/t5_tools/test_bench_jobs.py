@@ -108,6 +108,7 @@ def test_variables_of_the_environment_are_expanded(monkeypatch: pytest.MonkeyPat
             "[a]\nioengine=kvstore\nurl=file:///d\nsize=1m\nrw=kvget\nkv_form=view\nverify=md5\n",
             "does not copy what it reads",
         ),
+        ("[a]\nioengine=kvstore\nurl=file:///d\nfilesize=1m\nrw=kvget\n", "objects are as long as bs"),
         ("[a]\nioengine=kvstore\nurl=file:///d\nrw=trace\n", "rw=trace needs trace=FILE"),
         ("[a]\ndirectory=/d\nsize=1m\nbssplit=4k/50:8k/50\nverify=md5\n", "verify by checksum needs one block size"),
     ],

@@ -210,6 +210,8 @@ def _check(job: Job) -> None:
         raise ConfigError("objects of one store have one size; leave bssplit out.")
     if engine == "kvstore" and job["bs"][0] != job["bs"][1]:
         raise ConfigError("objects of one store have one size; give bs one value.")
+    if engine == "kvstore" and (job["nrfiles"] > 1 or job["filesize"] is not None or job["filename"]):
+        raise ConfigError("objects are as long as bs and as many as size holds; leave nrfiles, filesize, filename out.")
     if engine != "mount" and (job["fsync"] or job["end_fsync"]):
         raise ConfigError(f"engine {engine} has no fsync; leave fsync and end_fsync out.")
     if job["time_based"] and job["runtime"] is None:
