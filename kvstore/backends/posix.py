@@ -30,6 +30,8 @@ from kvstore.slabs import Slab
 
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+#: Where processes stage; the second where the first is reserved.
+_STAGING_ROOTS = (".staging", ".staging-files")
 #: Directories remembered: all that one namespace fans out over.
 _DIRECTORIES_KEPT = 1 << 16
 #: Never follow a link to where an object should be, never wait for the other end of a pipe put there.
@@ -77,9 +79,6 @@ class PosixBackend(Backend):
         self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         store = _PosixStaging(world.disk)
-        self._staging = Staging(world, store, f"{self._prefix}/.staging", expiry_s=staging_expiry_s)
-        self.records, self.root, self.staging = store, self._prefix, self._staging
-        self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
         try:
             if not stat.S_ISDIR(world.disk.stat(self._root).st_mode):
                 raise ConfigError(f"{directory} is not a directory; name one that exists.")
@@ -90,17 +89,32 @@ class PosixBackend(Backend):
             ) from error
         try:
             self._make_directories("")
-            self._staging.open()
+            self._staging = self._open_staging(world, store, staging_expiry_s)
         except CurvfsError as error:
             raise EnvironmentError_(
                 f"The store at {self._prefix} cannot be set up: {error}. Give this user write permission there.",
                 errno_=error.errno_,
             ) from error
+        self.records, self.root, self.staging = store, self._prefix, self._staging
+        self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
         try:
             self.mode = self._probe(direct)
         except BaseException:
             self._staging.close()
             raise
+
+    def _open_staging(self, world: World, store: _PosixStaging, expiry_s: float) -> Staging:
+        """Ours, among those of native stores; but a mount of the namespace keeps that directory for itself."""
+        for root in _STAGING_ROOTS:
+            staging = Staging(world, store, f"{self._prefix}/{root}", expiry_s=expiry_s)
+            try:
+                staging.open()
+            except CurvfsError as error:
+                if error.errno_ != errno.EPERM or root == _STAGING_ROOTS[-1]:
+                    raise
+            else:
+                break
+        return staging
 
     def _probe(self, wanted: Direct) -> Mode:
         """Ask the file system itself: a direct write and read of one block in our staging directory."""
