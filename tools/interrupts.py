@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 
 class Interrupts:
     """A context manager for the main thread. The first SIGINT or SIGTERM sets :attr:`heard`, a second one raises
-    KeyboardInterrupt."""
+    KeyboardInterrupt. What whoever started us has ignored stays ignored."""
 
     def __init__(self) -> None:
         self.heard = False
@@ -24,7 +24,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hear)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._hear)
         return self
 
     def __exit__(

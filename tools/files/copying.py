@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -17,6 +15,7 @@ from rich.text import Text
 from curvfs.errors import CurvfsError, TransportError
 from curvfs.units import MIB, format_size
 from tools.files.shown import printable
+from tools.interrupts import Interrupts
 
 #: What is read and written at a time.
 CHUNK_BYTES = 8 * MIB
@@ -132,18 +131,18 @@ class Copier:
         resumable = bool(source.identity and sink.partial)
         done = 0
         try:
-            with _deferred_interrupts(resumable) as check:
+            with Interrupts() if resumable else nullcontext() as interrupts:
                 done = start = self._begin(source, sink)
                 with self._task(source, start) as advance:
                     while True:
-                        check()
+                        _check(interrupts)
                         count = source.readinto(self._buffer, done)
                         if count == 0:
                             break
                         sink.write(self._buffer[:count], done)
                         done += count
                         advance(count)
-                check()
+                _check(interrupts)
                 sink.finish()
                 if not source.unchanged() or source.size_bytes not in (None, done):
                     raise CurvfsError(f"{source.shown} changed while it was being copied; copy it again.")
@@ -207,6 +206,11 @@ class Copier:
             progress.remove_task(task)
 
 
+def _check(interrupts: Interrupts | None) -> None:
+    if interrupts is not None and interrupts.heard:
+        raise Interrupted
+
+
 def _fill(readinto: Any, buffer: memoryview, offset: int) -> int:
     done = 0
     while done < len(buffer):
@@ -215,30 +219,3 @@ def _fill(readinto: Any, buffer: memoryview, offset: int) -> int:
             break
         done += count
     return done
-
-
-@contextmanager
-def _deferred_interrupts(wanted: bool) -> Iterator[Any]:
-    """Ctrl-C raises Interrupted at the next call of what this yields, so that the write at hand is whole; a second one
-    raises KeyboardInterrupt at once. Not ``wanted``, or ignored by whoever started us: nothing is changed."""
-    hits = 0
-
-    def hit(number: int, frame: FrameType | None) -> None:
-        nonlocal hits
-        hits += 1
-        if hits > 1:
-            raise KeyboardInterrupt
-
-    def check() -> None:
-        if hits:
-            raise Interrupted
-
-    before = signal.getsignal(signal.SIGINT)
-    if not wanted or before is signal.SIG_IGN:
-        yield check
-        return
-    signal.signal(signal.SIGINT, hit)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)

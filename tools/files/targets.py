@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 import typer
 
@@ -31,7 +32,9 @@ class Target:
 
     def child(self, name: str) -> Target:
         """The entry ``name`` of this directory."""
-        return Target(self.config, paths.join(self.path, f"/{name}"), f"{self.text.rstrip('/')}/{name}")
+        text, question, query = self.text.partition("?") if "://" in self.text else (self.text, "", "")
+        shown = quote(name) if "://" in text else name
+        return Target(self.config, paths.join(self.path, f"/{name}"), f"{text.rstrip('/')}/{shown}{question}{query}")
 
     @property
     def name(self) -> str:
