@@ -125,7 +125,7 @@ def model_name(model: str) -> str:
     snapshot = _snapshot(model)
     if snapshot is not None:
         return snapshot[0]
-    return os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
+    return os.path.basename(os.path.abspath(model)) if model and os.path.isdir(model) else model
 
 
 def _snapshot(model: str) -> tuple[str, str] | None:

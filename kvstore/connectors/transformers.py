@@ -22,6 +22,8 @@ from typing import Any
 import xxhash
 
 from curvfs.errors import ConfigError, UsageError
+from curvfs.world import World
+from kvstore.connectors.identity import model_name, weights_revision
 from kvstore.geometry import Geometry, dtype_named
 from kvstore.keys import Identity
 from kvstore.store import KVStore
@@ -59,18 +61,23 @@ def identity_for(
 ) -> Identity:
     """The identity of a model's pages.
 
-    ``revision``: commit, version or :func:`weights_fingerprint`; the commit that the configuration was loaded from when
-    it knows one. ``model``: the name served; that of the configuration by default. Raises ConfigError when either
-    cannot be told.
+    ``revision``: commit, version or :func:`weights_fingerprint`; otherwise the commit that the configuration was loaded
+    from, or a fingerprint of the directory's files. ``model``: the name served; that of the configuration by default.
+    Raises ConfigError when either cannot be told.
     """
     text = config.get_text_config(decoder=True)
+    source = getattr(config, "_name_or_path", "")
+    if not revision:
+        revision = getattr(config, "_commit_hash", None) or weights_revision(
+            source, {}, where="identity_for(..., revision=...)", disk=World.real().disk
+        )
     rope = getattr(text, "rope_parameters", None) or {  # before transformers 5 in several places
         name: getattr(text, name, None) for name in ("rope_theta", "rope_scaling", "partial_rotary_factor")
     }
     return Identity.of(
         geometry,
-        model=model or getattr(config, "_name_or_path", "") or config.model_type,
-        revision=revision or getattr(config, "_commit_hash", None) or "",
+        model=model or model_name(source) or config.model_type,
+        revision=revision,
         rope=json.dumps(rope, sort_keys=True, default=str),
         lora=lora,
         salt=salt,

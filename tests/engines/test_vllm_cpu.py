@@ -3,13 +3,16 @@ whatever happens to the pool."""
 
 from __future__ import annotations
 
+import json
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import served
+from cacheserver import running
+from places import Server, served
 from wholeengine import MODEL_TOKENS, NEW_TOKENS, Engine, make_model
 
 PROMPT_TOKENS, CACHED_TOKENS = 300, 256  # blocks of 128 on the CPU
@@ -95,3 +98,33 @@ def test_what_an_engine_was_told_to_override_divides(model: Path, tmp_path: Path
         with Engine(model, offloading(tier, "OffloadingConnector"), log=tmp_path / "two.log") as two:
             assert two.generate(prompt(0)) == [{**output, "cached": 0}]
         assert "overrides of the model's configuration are not visible" in (tmp_path / "two.log").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_through_lmcaches_server_across_its_restart(model: Path, server: Server, tmp_path: Path) -> None:
+    """vLLM, LMCache's connector in it, LMCache's server, our adapter, the pool; then another server and engine."""
+    adapter = {
+        "type": "plugin",
+        "module_path": "kvstore.connectors.lmcache_l2",
+        "class_name": "KvstoreL2Adapter",
+        "adapter_params": {"url": f"{server.url}/through-lmcache"},
+    }
+
+    def transfer(port: str) -> dict[str, Any]:
+        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": int(port)}
+        return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+    with running(adapter, tmp_path / "first-cache.log") as cache:
+        with Engine(model, transfer(cache.url.rpartition(":")[2]), log=tmp_path / "first.log") as first:
+            (output,) = first.generate(prompt(0))
+            assert output["cached"] == 0
+            begin = time.monotonic()
+            while len(json.loads(cache.get("/cache/objects?page_size=10"))["entries"]) < CACHED_TOKENS // 128:
+                assert time.monotonic() - begin < 60, "what was computed was not stored"
+                time.sleep(0.2)
+        cache.end(signal.SIGKILL)
+    with running(adapter, tmp_path / "second-cache.log") as cache:
+        second = Engine(model, transfer(cache.url.rpartition(":")[2]), log=tmp_path / "second.log")
+        with second:
+            assert second.generate(prompt(0)) == [{**output, "cached": CACHED_TOKENS}]

@@ -24,13 +24,14 @@ CHUNKS = 16
 
 def offloading_config(tier: dict[str, Any], engine_id: str, **changes: Any) -> OffloadingConfig:
     """What vLLM makes of ``--kv-transfer-config``. ``changes``: of the model's name, its dtype, tp_size, ..."""
-    tp_size = changes.get("tp_size", 1)
-    extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": CHUNKS * CHUNK_BYTES * tp_size}
+    tp_size, chunk_bytes = changes.get("tp_size", 1), changes.get("chunk_bytes", CHUNK_BYTES)
+    host_bytes = changes.get("chunks", CHUNKS) * chunk_bytes * tp_size
+    extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": host_bytes}
     parallel = {"rank": 0, "world_size": tp_size, "tp_size": tp_size, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
     replica = {"data_parallel_index": 0, "data_parallel_size": 1, "data_parallel_rank_local": None}
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(16, changes.get("layers", ("layer0", "layer1")), 0),),
-        worker_kv_bytes_per_block=CHUNK_BYTES,
+        worker_kv_bytes_per_block=chunk_bytes,
         enable_kv_cache_events=changes.get("events", False),
         extra_config={**extra, "secondary_tiers": [dict(tier)]},
         engine_id=engine_id,
@@ -91,7 +92,7 @@ class Tiering:
             assert time.monotonic() - begin < timeout_s, "the tiers did not get there in time"
             with self.manager.lock:
                 self.step()
-            time.sleep(0.01)
+            time.sleep(0.002)
 
     def submit(self, contents: dict[OffloadKey, bytes]) -> None:
         """Chunks as from a GPU; the manager hands them on to the tier."""

@@ -26,7 +26,7 @@ class Engine:
         folder = Path(__file__).parent
         quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
         environment = {**os.environ, **quiet, "PYTHONPATH": str(folder), "LMCACHE_TRACK_USAGE": "false"}
-        self._log = log.open("w")
+        self._log = log.open("w", buffering=1)
         self._process = subprocess.Popen(
             [sys.executable, folder / "wholeengine.py", model, json.dumps(transfer)],
             stdin=subprocess.PIPE,
@@ -43,11 +43,12 @@ class Engine:
         self._process.stdin.flush()
 
     def receive(self, word: str) -> Any:
-        """What is answered under ``word``; the engine's own output is passed over."""
+        """What is answered under ``word``; the engine's own output goes to the log."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{") and word in (answer := json.loads(line)):
                 return answer[word]
+            self._log.write(line)
         self._log.flush()
         raise AssertionError(f"the engine ended: {Path(self._log.name).read_text()[-3000:]}")
 

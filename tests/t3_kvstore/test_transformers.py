@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_bfloat16_and_a_cache_that_is_a_view(directory: Directory) -> None:
     assert torch.equal(cache.layers[2].values, cold.layers[2].values)
 
 
-def test_an_identity_comes_from_the_model(model: Any) -> None:
+def test_an_identity_comes_from_the_model(model: Any, tmp_path: Path) -> None:
     geometry = geometry_for(model.config, model.dtype, 16)
     other = make_model(2)
     assert weights_fingerprint(model) == weights_fingerprint(make_model(0))
@@ -113,6 +114,10 @@ def test_an_identity_comes_from_the_model(model: Any) -> None:
     assert identity_for(model.config, geometry, revision="r", model="served", salt="s").model == "served"
     with pytest.raises(ConfigError, match="revision"):
         identity_for(model.config, geometry)
+    model.save_pretrained(tmp_path / "tiny")
+    saved = transformers.AutoConfig.from_pretrained(tmp_path / "tiny")
+    found = identity_for(saved, geometry)
+    assert (found.model, len(found.revision)) == ("tiny", 32)
 
 
 def test_caches_of_other_kinds_are_refused(directory: Directory, model: Any) -> None:
