@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -63,6 +64,8 @@ def bench(
         typer.echo(options_text())
         return 0
     jobs = _jobs(words or [])
+    if any(job["ioengine"] == "kvstore" for job in jobs):
+        importlib.import_module("kvstore")  # says which package it lacks, before any process is started
     world = World.real()
     if compare:
         return _compare(jobs, compare_directory, rounds, world, as_json=as_json, output=output, quiet=quiet)

@@ -344,6 +344,16 @@ def test_files_that_are_too_short_are_not_touched(tmp_path: Path, capfd: pytest.
     assert (tmp_path / "mine").read_bytes() == b"important"
 
 
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xxhash.py").write_text("raise ModuleNotFoundError(\"No module named 'xxhash'\", name='xxhash')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = shell("--ioengine=kvstore", f"--url={tmp_path.as_uri()}", "--size=1m")
+    assert (done.code, done.out) == (3, "")
+    assert (
+        done.err == "curvfs: This command needs the Python package xxhash; install it with: pip install 'curvfs[kv]'.\n"
+    )
+
+
 def test_options_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--options"]) == 0
     listed = capsys.readouterr().out
