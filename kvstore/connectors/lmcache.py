@@ -152,7 +152,7 @@ class KvstoreConnector(RemoteConnector):  # type: ignore[misc]
             results = await self._store.get(self._keys([keys[index] for index in wanted]), segments)
             for index, length, result in zip(wanted, lengths, results, strict=True):
                 if result:
-                    delivered[index] = self.reshape_partial_chunk(memories[index], _LENGTH.unpack(length)[0])
+                    delivered[index] = self._cut(memories[index], _LENGTH.unpack(length)[0])
         finally:
             for memory, chunk in zip(memories, delivered, strict=True):
                 if memory is not None and chunk is None:
@@ -178,6 +178,14 @@ class KvstoreConnector(RemoteConnector):  # type: ignore[misc]
 
     def _keys(self, keys: Sequence[Any]) -> builtins.list[PageKey]:
         return [self._store.foreign_key(key.to_string().encode()) for key in keys]
+
+    def _cut(self, memory: Any, size_bytes: int) -> Any:
+        """A chunk's memory as long as the chunk is; None where it cannot be so long."""
+        try:
+            return self.reshape_partial_chunk(memory, size_bytes)
+        except ValueError as error:
+            logger.error("A chunk in the pool is not of whole tokens: %s", error)
+            return None
 
     @staticmethod
     async def _asked(question: Callable[[], T]) -> T:

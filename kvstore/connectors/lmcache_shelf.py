@@ -30,7 +30,6 @@ _CALLS = 8
 _MOST_STORES = 32
 #: How long a store that could not be opened is not tried again.
 _RETRY_S = 10.0
-_NO_FACT = Miss.MISMATCH
 
 
 class Item(NamedTuple):
@@ -72,7 +71,9 @@ class Shelf:
         self._lock = self._world.threads.lock()
         self._rooms: OrderedDict[_Place, _Room] = OrderedDict()
         self._revisions: dict[str, str] = {}
+        self._closed = False
         self.last_error = ""
+        self._logged_s = 0.0
         try:  # what is wrong with the settings is said now, not when the first request comes
             self._open(_Place("settings", "uint8", 1), revision="none").close()
         except ConfigError:
@@ -114,6 +115,8 @@ class Shelf:
             while rest:
                 keys = self._keys(store, items, rest)
                 hit = store.lookup(keys, timeout_s=self._left_s(until_s))
+                if hit.pages == 0 and rest is not indexes:  # what was there a moment ago is not promised
+                    break
                 for index, key in zip(rest, hit.keys, strict=False):
                     found[index] = hit.found[store.object_name(key)]
                 after = hit.pages + 1  # the one that ended the prefix is not there
@@ -143,7 +146,7 @@ class Shelf:
                 if promised and (promise := promised[index]) is not None
             }
             buffers = [items[index].buffer for index in indexes]
-            lookup = Lookup(len(keys), len(keys), tuple(keys), found)
+            lookup = Lookup(pages=len(keys), tokens=len(keys), keys=tuple(keys), found=found)
             return store.get(keys, buffers, lookup=lookup, timeout_s=self._left_s(until_s))
 
         results = self._move(items, begin)
@@ -180,6 +183,7 @@ class Shelf:
         """End the calls, within a bound, and close the stores; idempotent."""
         self._calls.close(self.timeout_s)
         with self._lock:
+            self._closed = True
             rooms, self._rooms = list(self._rooms.values()), OrderedDict()
         for room in rooms:
             if room.store is not None:
@@ -190,8 +194,10 @@ class Shelf:
     def _move(
         self, items: Sequence[Item], begin: Callable[[KVStore, list[PageKey], list[int]], Transfer]
     ) -> list[Result]:
-        results: list[Result] = [Miss.UNREACHABLE if item.dtype else _NO_FACT for item in items]
+        results: list[Result] = [Miss.UNREACHABLE if item.dtype else Miss.ABSENT for item in items]
         running = []
+        if not all(item.dtype for item in items):
+            self._failed('The number format of LMCache\'s pages cannot be told; set "dtype" in %s.', self._where)
         for place, indexes in self._places(items, asking=False).items():
             store = self._store(place)
             if store is None:
@@ -223,6 +229,8 @@ class Shelf:
         """The store of one place, opened if need be; None while that does not work."""
         dropped: list[_Room] = []
         with self._lock:
+            if self._closed:
+                return None
             room = self._rooms.get(place)
             if room is None:
                 room = self._rooms[place] = _Room(self._world)
@@ -265,5 +273,8 @@ class Shelf:
         return max(0.001, until_s - self._world.clock.monotonic_s())
 
     def _failed(self, message: str, what: object) -> None:
-        logger.error(message, what)
-        self.last_error = message % what
+        """Remember what went wrong, and say it, but not over and over."""
+        text, now_s = message % what, self._world.clock.monotonic_s()
+        if text != self.last_error or now_s >= self._logged_s + _RETRY_S:
+            self.last_error, self._logged_s = text, now_s
+            logger.error("%s", text)
