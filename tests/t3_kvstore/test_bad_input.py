@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import kvstore
 from curvfs.errors import UsageError
 from kvstore import Geometry, KVStore
 from tests.t3_kvstore.places import Place, empty, pages, serving, untouched
@@ -98,6 +99,13 @@ def test_keys_of_another_identity_are_refused_by_every_call_with_keys(place: Pla
             call(keys)
     assert untouched(got)
     assert place.objects() == []
+
+
+@pytest.mark.parametrize("url", [None, 7, b"file:///x", "", "ftp://x/", "/just/a/path"])
+def test_what_is_no_place_for_a_store(url: Any) -> None:
+    whose = kvstore.Identity.of(PAGE, model="m", revision="r")
+    with pytest.raises(UsageError, match="is no place for a store; write"):
+        kvstore.open(url, whose, geometry=PAGE)
 
 
 def test_a_closed_store_says_so_to_every_call(place: Place) -> None:
