@@ -7,24 +7,30 @@ anything being published in between.
 from __future__ import annotations
 
 import errno
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
 from curvfs.api import CurvineFileSystem, FileWriter
 from curvfs.errors import CurvfsError, FileTooLarge
-from curvfs.units import PIB
+from curvfs.units import MIB, PIB
 from mount.inodes import Node, NodeTable
-from mount.readers import Readers
+from mount.readers import MAX_REQUEST_BYTES, Readers
 
 MAX_FILE_BYTES = PIB
+#: How much of a file may be taken and not yet written: the request that goes to the disk, and the next one.
+BEHIND_BYTES = 2 * MIB
 
 
 class NodeWriter:
     """The one writer that all handles of a file share. The store's writer behind it is opened at the first write.
 
-    ``failed`` keeps the first error: bytes that had been taken may be lost with it, so that every later write, flush
-    and sync through this node reports it, and a private file with it is never published.
+    Writes are taken at once and done behind, in order, at most :data:`BEHIND_BYTES` of them, so that the kernel brings
+    the next bytes while the last ones go to the disk, and small ones that follow each other become one. Everything
+    else waits for them. ``failed`` keeps the first error: bytes that had been taken may be lost with it, so that every
+    later write, flush and sync through this node reports it, and a private file with it is never published.
     """
 
     def __init__(self, fs: CurvineFileSystem, table: NodeTable, readers: Readers, node: Node) -> None:
@@ -34,6 +40,13 @@ class NodeWriter:
         self._node = node
         self._stream: FileWriter | None = None
         self._lock = trio.Lock()
+        self._behind: deque[tuple[int, bytes]] = deque()
+        self._behind_bytes = 0
+        #: With what is behind.
+        self._length = 0
+        self._at_work = False
+        #: Set, and replaced, whenever some of it is done.
+        self._progress = trio.Event()
         self.is_dirty = False
         self.failed: CurvfsError | None = None
 
@@ -46,7 +59,7 @@ class NodeWriter:
         return self._stream is not None
 
     async def write(self, data: bytes, offset_bytes: int) -> int:
-        """Write all of ``data``."""
+        """Take all of ``data``; a failure is reported here, or by whatever comes next."""
         if offset_bytes + len(data) > MAX_FILE_BYTES:
             raise FileTooLarge("A file cannot be longer than 1 PiB.", kind=9)
         async with self._lock:
@@ -54,18 +67,72 @@ class NodeWriter:
             stream = self._stream
             if stream is None:
                 stream = self._stream = await self._fs.open_for_write(self._table.path(self._node))
+            if not self._at_work:
+                self._length = stream.length_bytes
+            await self._wait(lambda: self._behind_bytes == 0 or self._behind_bytes + len(data) <= BEHIND_BYTES)
+            self._check()
             self.is_dirty = True
-            try:
-                await stream.write_at(data, offset_bytes)
-            except BaseException as error:
-                self._fail(error)
-                raise
-            self._sized(stream.length_bytes)
+            self._behind.append((offset_bytes, data))
+            self._behind_bytes += len(data)
+            self._length = max(self._length, offset_bytes + len(data))
+            self._sized(self._length)
+            if not self._at_work:
+                self._at_work = True
+                # Not below the request that brings it: that one has been answered by then.
+                trio.lowlevel.spawn_system_task(self._work, stream)
         return len(data)
+
+    async def _work(self, stream: FileWriter) -> None:
+        """Do the writes that were taken."""
+        try:
+            while self._behind and self.failed is None:
+                offset_bytes, data = self._next_behind()
+                await stream.write_at(data, offset_bytes)
+                self._behind_bytes -= len(data)
+                self._tell_progress()
+        except BaseException as error:
+            self._fail(error)
+            if isinstance(error, trio.Cancelled):
+                raise
+        finally:
+            self._behind.clear()
+            self._behind_bytes = 0
+            self._at_work = False
+            self._tell_progress()
+
+    def _next_behind(self) -> tuple[int, bytes]:
+        """The oldest write, with those that follow it without a gap, up to a request's size."""
+        offset_bytes, data = self._behind.popleft()
+        if not self._behind or len(data) >= MAX_REQUEST_BYTES:
+            return offset_bytes, data
+        pieces, size_bytes = [data], len(data)
+        while self._behind and self._behind[0][0] == offset_bytes + size_bytes:
+            if size_bytes + len(self._behind[0][1]) > MAX_REQUEST_BYTES:
+                break
+            pieces.append(self._behind.popleft()[1])
+            size_bytes += len(pieces[-1])
+        return offset_bytes, b"".join(pieces)
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
+
+    async def _wait(self, done: Callable[[], bool]) -> None:
+        """Wait for the writes behind. Whoever gives up waiting for them must not count on the file."""
+        try:
+            while self._at_work and not done():
+                await self._progress.wait()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    async def _catch_up(self) -> None:
+        await self._wait(lambda: False)
 
     async def publish(self, *, close: bool) -> None:
         """Make what was written visible to everybody; ``close`` also lets go of the store's writer."""
         async with self._lock:
+            await self._catch_up()
             stream = self._stream
             if stream is not None and (self.is_dirty or close):
                 try:
@@ -85,6 +152,7 @@ class NodeWriter:
     async def truncate(self, length_bytes: int) -> None:
         """Cut or extend the file."""
         async with self._lock:
+            await self._catch_up()
             self._check()
             stream = self._stream
             if stream is None:
@@ -103,6 +171,7 @@ class NodeWriter:
     async def read(self, offset_bytes: int, size_bytes: int) -> bytes | None:
         """Bytes as written so far; None when no store's writer is open: then the store has them all."""
         async with self._lock:
+            await self._catch_up()
             stream = self._stream
             if stream is None:
                 return None
@@ -112,6 +181,8 @@ class NodeWriter:
     async def discard(self) -> None:
         """Drop what was not published. Never raises a CurvfsError."""
         async with self._lock:
+            self._behind.clear()
+            await self._catch_up()
             stream, self._stream = self._stream, None
             self.is_dirty = False
             if stream is not None:

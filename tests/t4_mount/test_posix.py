@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import random
 import shutil
 import stat
 import subprocess
@@ -371,3 +372,32 @@ def test_a_file_of_many_blocks(mount: Mount, pool: Path, place: Path) -> None:
         assert os.pread(file.fileno(), 5, 0) == b"begin"
         assert os.pread(file.fileno(), 3, end) == b"end"
         assert os.pread(file.fileno(), 4096, 200 * 1024 * 1024) == bytes(4096)
+
+
+def test_writes_of_every_kind_beside_a_plain_file(place: Path, kv: Path, tmp_path: Path) -> None:
+    """Small and large, following each other, overlapping and with gaps, with reads, truncations and syncs between:
+    what is taken and done later must never show."""
+    chance = random.Random(7)
+    for directory in (place, kv):
+        with open(directory / "f", "wb+", buffering=0) as ours, open(tmp_path / "f", "wb+", buffering=0) as plain:
+            files = (ours.fileno(), plain.fileno())
+            position = 0
+            for _ in range(400):
+                what = chance.random()
+                if what < 0.8:
+                    position = chance.choice((position, position, position, chance.randrange(3 << 20)))
+                    data = chance.randbytes(chance.choice((1, 100, 4096, 5000, 65536, 1 << 20)))
+                    for fd in files:
+                        assert os.pwrite(fd, data, position) == len(data)
+                    position += len(data)
+                elif what < 0.9:
+                    start = chance.randrange(3 << 20)
+                    assert os.pread(files[0], 70_000, start) == os.pread(files[1], 70_000, start)
+                elif what < 0.95:
+                    length = chance.randrange(4 << 20)
+                    for fd in files:
+                        os.ftruncate(fd, length)
+                else:
+                    os.fsync(files[0])
+                assert os.fstat(files[0]).st_size == os.fstat(files[1]).st_size
+        assert (directory / "f").read_bytes() == (tmp_path / "f").read_bytes()
