@@ -34,6 +34,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from curvfs.errors import CurvfsError
 from curvfs.world import World
@@ -78,6 +79,8 @@ class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
+    #: What vLLM calls a store that may be on another machine.
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
         self,

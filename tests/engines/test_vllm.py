@@ -300,12 +300,7 @@ def test_vllms_own_tests_of_tiers_with_ours_registered(tmp_path: Path) -> None:
 def test_vllms_own_file_tier_tests_on_the_mount(mount: Path, tmp_path: Path, folder: str) -> None:
     """With their temporary files inside the KV prefix and outside."""
     (mount / folder).mkdir(parents=True, exist_ok=True)
-    offload = "tests/v1/kv_offload"
-    names = (
-        f"{offload}/tiering/test_fs_tier.py",
-        f"{offload}/tiering/test_factory.py",
-        f"{offload}/test_file_mapper.py",
-    )
+    names = ("tiering/test_fs_tier.py", "tiering/test_factory.py", "test_file_mapper.py")
     counts = own_tests(tmp_path, *names, tmp=mount / folder, timeout_s=800)
     assert counts["passed"] >= 62
 
