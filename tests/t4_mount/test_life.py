@@ -172,6 +172,26 @@ def test_background(tmp_path: Path) -> None:
             subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signals_end_a_mount_in_the_background(tmp_path: Path, number: signal.Signals) -> None:
+    skip_without_fuse()
+    path = tmp_path / "mnt"
+    path.mkdir()
+    try:
+        done = curvfs("mount", "--embedded", tmp_path / "pool", "--background", path)
+        assert done.returncode == 0, done.stderr
+        pid = int(done.stdout.rpartition("pid ")[2].rstrip(").\n"))
+        (path / "kv" / "o").write_bytes(b"closed")
+        os.kill(pid, number)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 20, "the end of the process")
+        assert mounted_at(path) == []
+        with mounted(tmp_path, "--embedded", tmp_path / "pool") as again:
+            assert (again.kv / "o").read_bytes() == b"closed"
+    finally:
+        while mounted_at(path):
+            subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 def test_thirty_cycles_in_one_process_leave_nothing() -> None:
     """``make soak`` runs 1,000 of them."""
     skip_without_fuse()
