@@ -17,6 +17,7 @@ from kvstore.capacity.room import CapacityStats
 from kvstore.capacity.settings import Capacity
 from kvstore.completions import Completions
 from kvstore.geometry import Geometry, Shard, TensorSpec
+from kvstore.health.health import HealthStats, PlaceStats
 from kvstore.inventory import Listing, StoredPage, Usage
 from kvstore.keys import Extra, Identity, PageKey
 from kvstore.opening import open
@@ -32,6 +33,7 @@ __all__ = [
     "Completions",
     "Extra",
     "Geometry",
+    "HealthStats",
     "Identity",
     "KVStore",
     "Layer",
@@ -40,6 +42,7 @@ __all__ = [
     "Miss",
     "PageKey",
     "PageView",
+    "PlaceStats",
     "Result",
     "Shard",
     "Stats",

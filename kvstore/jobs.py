@@ -20,11 +20,13 @@ from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectReader
 from kvstore.capacity.room import Room
 from kvstore.engine.base import Engine
+from kvstore.health.health import Health
+from kvstore.health.probing import Prober
 from kvstore.loading import close_reader
 from kvstore.page import Form, Page
 from kvstore.pageio import PageIO
 from kvstore.reshard import Resharded, Resharder
-from kvstore.results import Miss, Result, miss_of
+from kvstore.results import Miss, Refused, Result, miss_of
 from kvstore.stats import Counters
 
 logger = logging.getLogger("kvstore")
@@ -64,11 +66,15 @@ class Jobs:
         resharder: Resharder,
         counters: Counters,
         room: Room,
+        health: Health,
+        prober: Prober,
         *,
         max_queued: int,
     ) -> None:
         self._world = world
         self._room = room
+        self._health = health
+        self._prober = prober
         self._backend = backend
         self._engine = engine
         self._pages = pages
@@ -142,12 +148,15 @@ class Jobs:
             if page.settled:
                 return
             page.settled = True
+            page.outcome = result
             self.in_flight -= 1
         page.plan.drop()
         if page.storing:
             if not isinstance(result, int):
                 self._abort(page)
             self._room.withdraw(page)
+            if page.tried:
+                self._health.put_ended(result)
         elif result is Miss.ABSENT:
             self._room.gone(page.name)
         if result is not None:
@@ -189,6 +198,10 @@ class Jobs:
                     self._counters.existed()
                     self._settle(page, self._pages.page_bytes)
                     continue
+                if not page.tried:
+                    page.tried = self._health.may_put()
+                if not page.tried:
+                    raise Refused(Miss.UNREACHABLE, f"{page.name} was not stored: the last ones could not be.")
                 if not self._room.admit(page, self._pages.object_bytes):
                     waiting, answers = pages[place:], answers[place:]
                     break
@@ -284,7 +297,10 @@ class Jobs:
             self._start(self._open, batch)
 
     def _open(self, pages: list[Page]) -> None:
-        """Open a batch, and read each page in a job of its own."""
+        """Open a batch, and read each page in a job of its own. What would not be delivered is not asked for."""
+        pages = [page for page in pages if self._is_admitted(page)]
+        if not pages:
+            return
         plain = [page for page in pages if page.found is None or not isinstance(page.found.located, Resharded)]
         if len(plain) > 1:
             opened = self._backend.open_many([(page.name, page.found) for page in plain])
@@ -295,21 +311,59 @@ class Jobs:
             self._submit_read(page)
         self._read(pages[0])
 
+    def _place(self, page: Page) -> str:
+        return "" if page.found is None else self._backend.place(page.found)
+
+    def _is_admitted(self, page: Page) -> bool:
+        """Does the page's place answer these days? Else it is settled, and the place tried in the background."""
+        place = self._place(page)
+        if self._health.admits(place):
+            return True
+        if page.found is not None and not isinstance(page.found.located, Resharded):
+            self._prober.measure(place, [(page.name, page.found)])
+        where = f"worker {place}" if place else "store"
+        self._settle(page, Miss.UNREACHABLE, Refused(Miss.UNREACHABLE, f"The {where} does not deliver these days."))
+        return False
+
     def _submit_read(self, page: Page) -> None:
         try:
             self._engine.submit(functools.partial(self._read, page))
         except CurvfsError:  # closed meanwhile
             self._read(page)
 
+    def _load(self, page: Page) -> Result | None:
+        """One step of a page, tried once more where the store failed and the budget has it."""
+        loader = self._pages.loader
+        try:
+            return loader.load(page)
+        except CurvfsError as error:
+            lost = miss_of(error) in (Miss.IO, Miss.UNREACHABLE) and page.form is not Form.LOAN
+            if not lost or page.retried or page.next_layer or not self._health.may_retry():
+                raise
+            failed = error
+        close_reader(page)
+        page.retried, page.header = True, None
+        if page.found is None or not isinstance(page.found.located, Resharded):
+            found = self.confirm([page.name])[0]
+            if not isinstance(found, Found):
+                raise failed
+            page.found = found
+        return loader.load(page)
+
     def _read(self, page: Page) -> None:
         loader = self._pages.loader
         result = None
+        parts = max(1, loader.layers) if page.form is Form.LAYERS else 1
+        late = self.closed or page.transfer.left_s() <= 0
+        reading = None if late else self._health.began(self._place(page), parts=parts)
         try:
-            result = self._guarded(page, loader.load)
+            result = self._guarded(page, self._load)
             if result is not None and page.form is Form.LAYERS and page.next_layer < loader.layers:
                 self._submit_read(page)  # behind the same layer of the other pages
                 return
         finally:
+            if reading is not None:
+                self._health.ended(reading, page.outcome if result is None else result)
             if result is None or page.form is not Form.LAYERS or page.next_layer == loader.layers:
                 close_reader(page)
         self._settle(page, result)

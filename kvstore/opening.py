@@ -40,6 +40,7 @@ def open(
     lease_s: float = 30.0,
     devices: Devices | None = None,
     capacity: Capacity | None = None,
+    prefill_tokens_per_s: float | None = None,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
@@ -62,6 +63,8 @@ def open(
     * ``staging_expiry_s``: age at which another process's silent staging directory is taken for dead.
     * ``lease_s``: how long a ``lookup`` keeps what it promised from those who evict, and may be repeated unasked.
     * ``capacity``: quota, time to live and free room to leave; see :class:`kvstore.Capacity`.
+    * ``prefill_tokens_per_s``: how fast the model computes a prompt: lookups leave out what would take longer to load.
+      May be observed instead, with :meth:`KVStore.observe_prefill`.
     * ``devices``: where tensors may lie that are not in host memory; the GPUs that torch knows unless said otherwise.
 
     Raises ConfigError, EnvironmentError_, TransportError.
@@ -81,6 +84,7 @@ def open(
             "staging_expiry_s": staging_expiry_s,
         },
         lease_s=lease_s,
+        prefill_tokens_per_s=prefill_tokens_per_s,
         reshard_from=reshard_from,
     )
     packer = codec_named(codec)
@@ -117,6 +121,7 @@ def open(
             codec=packer,
             devices=devices or CudaDevices(world),
             capacity=capacity or Capacity(),
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
     except BaseException:
         moving.close(1.0)
@@ -137,6 +142,7 @@ def _check(
     counts: dict[str, int],
     durations_s: dict[str, float],
     lease_s: float,
+    prefill_tokens_per_s: float | None,
     reshard_from: Sequence[int],
 ) -> None:
     for name, wanted, given in (
@@ -151,6 +157,8 @@ def _check(
     for name, number in counts.items():
         if number < 1:
             raise ConfigError(f"{name} is {number}; give at least 1.")
+    if prefill_tokens_per_s is not None and not 0 < prefill_tokens_per_s < 1e12:
+        raise ConfigError(f"prefill_tokens_per_s is {prefill_tokens_per_s}; give a positive number, or None.")
     if not 0 <= lease_s < 1e9:
         raise ConfigError(f"lease_s is {lease_s}; give a number of seconds, 0 for none.")
     for name, seconds in durations_s.items():

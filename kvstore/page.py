@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.backends.base import Found, ObjectReader, ObjectWriter
 from kvstore.header import ObjectHeader
 from kvstore.keys import PageKey
+from kvstore.results import Result
 from kvstore.segments import PagePlan
 from kvstore.transfer import Transfer
 
@@ -46,6 +47,10 @@ class Page:
     settled: bool = False
     #: What is taken of the namespace's room for it, and how long its object turned out to be.
     reserved_bytes: int = 0
+    #: What the page was booked out with, and whether a second try was made of it, or counts for the health of puts.
+    outcome: Result | None = None
+    retried: bool = False
+    tried: bool = False
     object_bytes: int = 0
 
     @property

@@ -10,6 +10,7 @@ from curvfs.errors import CurvfsError
 from curvfs.histogram import Histogram
 from curvfs.world import World
 from kvstore.capacity.room import CapacityStats
+from kvstore.health.health import HealthStats
 from kvstore.results import TROUBLE, Miss, Result
 
 logger = logging.getLogger("kvstore")
@@ -64,6 +65,7 @@ class Stats:
     last_error: str
     latencies: dict[str, dict[str, float]]
     capacity: CapacityStats
+    health: HealthStats
 
 
 class Counters:

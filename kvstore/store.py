@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import functools
+import itertools
 import logging
 import os
 import weakref
@@ -30,6 +31,8 @@ from kvstore.devices import Device, Devices
 from kvstore.engine.base import Engine
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import OBJECT_SUFFIX, ObjectLayout
+from kvstore.health.health import Health
+from kvstore.health.probing import Prober
 from kvstore.inventory import Inventory, Listing, Usage
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
@@ -53,6 +56,8 @@ _GROWTH = 8
 _LAST_ROUND = 2048
 #: What requests under way get when the interpreter ends.
 _EXIT_S = 2.0
+#: No wait is shorter than this for being compared with computing.
+_SHORTEST_S = 0.02
 _NOTHING: Mapping[str, Found] = {}
 
 
@@ -67,6 +72,8 @@ class Lookup:
     tokens: int
     keys: tuple[PageKey, ...]
     found: dict[str, Found] = field(default_factory=dict, repr=False)
+    #: Stored pages behind these that would take longer to load than to compute, or whose worker does not answer.
+    withheld_pages: int = 0
 
 
 class KVStore:
@@ -94,6 +101,7 @@ class KVStore:
         codec: Zstd | None,
         devices: Devices,
         capacity: Capacity,
+        prefill_tokens_per_s: float | None,
     ) -> None:
         self._world = world
         self._url = url
@@ -133,10 +141,26 @@ class KVStore:
             on_deleted=self._known.forget,
         )
         self._chores = Chores(world, self._room)
-        self._jobs = Jobs(
-            world, backend, engine, self._pages, self._resharder, self._counters, self._room, max_queued=max_queued
+        self._health = Health(
+            world,
+            page_bytes=geometry.size_bytes,
+            page_tokens=geometry.page_tokens,
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
-        self._asker = Asker(world, self._jobs.confirm, ends_in_time=backend.ends_in_time)
+        self._prober = Prober(world, backend, self._health, self._pages.slabs)
+        self._jobs = Jobs(
+            world,
+            backend,
+            engine,
+            self._pages,
+            self._resharder,
+            self._counters,
+            self._room,
+            self._health,
+            self._prober,
+            max_queued=max_queued,
+        )
+        self._asker = Asker(world, self._jobs.confirm, self._health, ends_in_time=backend.ends_in_time)
         self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
         self._lock = world.threads.lock()
@@ -200,7 +224,7 @@ class KVStore:
         self._guard()
         names = self._names(keys)
         started_s = self._world.clock.monotonic_s()
-        ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
+        ask = self._asker.within(self._worth_waiting_s(len(keys), self._lookup_timeout_s, timeout_s))
         own = self.geometry.shard
         shards = own.all() if every_shard else [own]
         promised: dict[str, Found] = {}
@@ -216,8 +240,38 @@ class KVStore:
             if step == 0:
                 break
             step = min(_GROWTH * step, _LAST_ROUND)
+        worth = self._worth(promised)
+        withheld, pages = pages - worth, worth
+        if withheld:
+            promised = {name: promised[name] for name in names[:pages]}
         self._counters.looked_up(pages, self._world.clock.monotonic_s() - started_s)
-        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised)
+        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised, withheld)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Tell that the model computed so many tokens in that time: lookups leave out what would take longer to load.
+        Passed over where the store was opened with a rate. Raises UsageError."""
+        self._health.observe_prefill(tokens, seconds)
+
+    def _worth_waiting_s(self, pages: int, limit_s: float, timeout_s: float | None) -> float:
+        """A deadline: as the caller has it, else the limit, but no longer than it takes to compute the pages."""
+        if timeout_s is not None:
+            return timeout_s
+        compute_s = self._health.compute_s(pages)
+        return limit_s if compute_s is None else min(limit_s, max(compute_s, _SHORTEST_S))
+
+    def _worth(self, promised: Mapping[str, Found]) -> int:
+        """How many of these pages to promise. Places that would be too slow are measured again in the background."""
+        if not self._health.choosy:
+            return len(promised)
+        places = [self._backend.place(found) for found in promised.values()]
+        worth = self._health.worth(places)
+        left_out: dict[str, builtins.list[tuple[str, Found]]] = {}
+        for place, item in itertools.islice(zip(places, promised.items(), strict=True), worth, None):
+            if not isinstance(item[1].located, Resharded):
+                left_out.setdefault(place, []).append(item)
+        for place, items in left_out.items():
+            self._prober.measure(place, items)
+        return worth
 
     def _found(
         self, keys: Sequence[PageKey], names: Sequence[str], shards: Sequence[Shard], ask: Ask, *, every_shard: bool
@@ -307,6 +361,8 @@ class KVStore:
         form: Form,
     ) -> Transfer:
         promised = {} if lookup is None else lookup.found
+        if lookup is not None:
+            timeout_s = self._worth_waiting_s(len(keys), self._timeout_s, timeout_s)
         transfer, pages = self._begin(keys, plans, timeout_s, form, promised)
         for page in pages:
             page.found = promised.get(page.name)
@@ -507,6 +563,7 @@ class KVStore:
             last_error=counters.last_error,
             latencies={name: histogram.summary() for name, histogram in counters.latencies().items()},
             capacity=self._room.stats(),
+            health=self._health.stats(),
         )
 
     def metrics(self) -> builtins.list[Family]:
@@ -556,6 +613,7 @@ class KVStore:
         closing = self._world.threads.start(self._say_goodbye, name="kvstore-close")
         closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
         self._asker.close()
+        self._prober.close()
         self._pages.slabs.close()
         self._pages.loader.close()
         return clean and not closing.is_alive()

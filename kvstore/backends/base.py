@@ -199,6 +199,10 @@ class Backend(abc.ABC):
         """Objects below a directory of the prefix in order of their names, from the first behind the name ``after``;
         nothing when there is no such directory."""
 
+    def place(self, found: Found) -> str:
+        """What an object is read from: a worker's host name; empty where the place is one."""
+        return ""
+
     @abc.abstractmethod
     def hosts(self, found: Found) -> tuple[str, ...]:
         """Host names of the machines that hold an object; empty where the place does not tell."""

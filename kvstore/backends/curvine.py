@@ -371,6 +371,10 @@ class CurvineBackend(Backend):
                 return
             start_after = page[-1].name
 
+    def place(self, found: Found) -> str:
+        blocks = found.located.blocks if isinstance(found.located, Located) else ()
+        return blocks[0].workers[0].hostname if blocks and blocks[0].workers else ""
+
     def hosts(self, found: Found) -> tuple[str, ...]:
         blocks = found.located.blocks if isinstance(found.located, Located) else ()
         return tuple(sorted({worker.hostname for block in blocks for worker in block.workers}))

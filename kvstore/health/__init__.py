@@ -1,0 +1,1 @@
+"""Health: what a place can deliver at this moment, and what is not worth asking it for."""
