@@ -304,6 +304,27 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(tmp_path: Path, words: 
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_fio
+def test_an_end_beside_fio_ends_fio_too(tmp_path: Path) -> None:
+    process = started(
+        "bench",
+        "--name=a",
+        f"--directory={tmp_path}",
+        "--rw=read",
+        "--size=1m",
+        "--time_based",
+        "--runtime=60",
+        "--compare",
+    )
+    wait_for(lambda: bool(list(tmp_path.glob(".curvfs-bench-fio-*/*"))), what="fio's file")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "") and out.startswith("Interrupted")
+    assert list(tmp_path.iterdir()) == []
+    still = subprocess.run(["pgrep", "-f", f"fio.*{tmp_path}"], capture_output=True, text=True, check=False)
+    assert still.stdout == ""
+
+
 def test_a_bench_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     process = started(
         "bench", "--name=a", "--ioengine=kvstore", f"--url={tmp_path.as_uri()}", "--rw=kvmix", "--bs=64k", "--size=1m",

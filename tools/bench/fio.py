@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -13,8 +12,10 @@ from typing import Any
 from curvfs.errors import EnvironmentError_, UsageError
 from tools.bench.jobfile import Job
 from tools.bench.runner import Outcome, Run
+from tools.interrupts import Interrupts
 
 _TIMEOUT_S = 3600.0
+_POLL_S = 0.1
 #: Options that fio has under the same name and with the same meaning.
 _SHARED = (
     "rwmixread", "rwmixwrite", "bssplit", "io_size", "number_ios", "iodepth", "numjobs", "direct", "runtime",
@@ -29,21 +30,40 @@ _COMPARABLE = {
 
 
 def run_fio(words: Sequence[str]) -> dict[str, Any]:
-    """fio's JSON report of one command line. Raises EnvironmentError_."""
-    try:
-        done = subprocess.run(
-            ["fio", *words, "--output-format=json"], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
-        )
-    except FileNotFoundError as error:
-        raise EnvironmentError_("fio is not installed; install the package fio.") from error
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentError_(f"fio did not end within {_TIMEOUT_S:.0f} s.") from error
-    except subprocess.CalledProcessError as error:
-        if -error.returncode in (signal.SIGINT, signal.SIGTERM):
-            raise KeyboardInterrupt from None
-        raise EnvironmentError_(f"fio failed: {error.stderr.strip()[-300:]}") from error
-    report: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    """fio's JSON report of one command line; for the main thread. Raises EnvironmentError_, and KeyboardInterrupt after
+    Ctrl-C or SIGTERM, when fio has ended."""
+    with Interrupts() as interrupts:
+        try:
+            process = subprocess.Popen(
+                ["fio", *words, "--thread", "--output-format=json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise EnvironmentError_("fio is not installed; install the package fio.") from error
+        with process:
+            try:
+                out, said = _output(process, interrupts)
+            finally:
+                process.kill()  # with its jobs, which are threads of it
+    if process.returncode != 0:
+        raise EnvironmentError_(f"fio failed: {said.strip()[-300:]}")
+    report: dict[str, Any] = json.loads(out[out.index("{") :])
     return report
+
+
+def _output(process: subprocess.Popen[str], interrupts: Interrupts) -> tuple[str, str]:
+    """What fio says on stdout and stderr until its end."""
+    for _ in range(round(_TIMEOUT_S / _POLL_S)):
+        try:
+            return process.communicate(timeout=_POLL_S)
+        except subprocess.TimeoutExpired:
+            if interrupts.heard:
+                raise KeyboardInterrupt from None
+    raise EnvironmentError_(f"fio did not end within {_TIMEOUT_S:.0f} s.")
 
 
 def fio_words(job: Job, directory: Path) -> list[str]:
