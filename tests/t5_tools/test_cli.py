@@ -12,6 +12,7 @@ import pytest
 import curvfs
 from curvfs import errors
 from tools.__main__ import main
+from tools.cli import MODULES, application
 
 COMMAND = (sys.executable, "-P", "-m", "tools")
 
@@ -127,3 +128,8 @@ def test_missing_command_line_packages_are_named(tmp_path: Path) -> None:
     assert done.stderr == (
         "curvfs: This command needs the Python package typer; install it with: pip install 'curvfs[cli]'.\n"
     )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_brings_the_commands_that_it_is_imported_for(module: str) -> None:
+    assert tuple(sorted(application((module,)).commands)) == tuple(sorted(MODULES[module]))
