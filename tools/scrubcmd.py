@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvstore.scrub import Judged, LeftOver, Scrubber
 
 EXIT_DAMAGED = 1
-_SAVE_EVERY_S = 5.0
+_SAVE_EVERY_S = 2.0
 #: Findings that are kept to be shown; the rest is only counted.
 _SHOWN = 1000
 

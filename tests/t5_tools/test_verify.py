@@ -155,12 +155,19 @@ def test_objects_that_were_damaged_are_misses(tmp_path: Path, capfd: pytest.Capt
     assert "is a miss" in document["failures"][0]["problem"] and document["failed"] == 2, "by both stores"
 
 
-def test_the_embedded_default_holds_after_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "labels"),
+    [
+        ("--no-mount", ["another client", "another client over the wire"]),
+        ("--objects", ["another store", "the same store"]),
+    ],
+)
+def test_the_embedded_default_holds_after_kills(tmp_path: Path, what: str, labels: list[str]) -> None:
     pool = tmp_path / "pool"
-    done = run("verify", "--embedded", pool, "--no-mount", *FEW, "--kill", "server", "--kill", "worker", "--json")
+    done = run("verify", "--embedded", pool, what, *FEW, "--kill", "server", "--kill", "worker", "--json")
     document = json.loads(done.out)
     assert (done.code, document["passed"], document["kills"]) == (0, True, {"worker": 1, "server": 1}), done.err
-    assert held(document) == {"another client": (4, 4), "another client over the wire": (4, 4)}
+    assert held(document) == dict.fromkeys(labels, (4, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["pool"]
 
 

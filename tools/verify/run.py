@@ -9,9 +9,9 @@ from typing import Any
 
 from curvfs.errors import CurvfsError, EnvironmentError_, UsageError
 from curvfs.units import format_size
-from curvfs.world import World
+from curvfs.world import ThreadHandle, World
 from tools.verify.pattern import PIECE_BYTES, Pattern
-from tools.verify.places import Place
+from tools.verify.places import Content, Place
 
 #: A file whose writing was cut off by a kill is written again so often.
 _WRITE_TRIES = 8
@@ -164,6 +164,7 @@ class Verifier:
         progress: Callable[[float | None, int, str], None],
     ) -> None:
         self._clock = world.clock
+        self._threads = world.threads
         self._plan = plan
         self._pattern = Pattern(plan.seed)
         self._state = state
@@ -230,14 +231,24 @@ class Verifier:
             nonlocal kill
             self._checked()
             if kill is not None and offset_bytes // PIECE_BYTES == pieces // 2:
-                killing, kill = kill, None
-                killing()
+                at_once, kill = kill, None
+                at_once()
             return self._pattern.piece(file, generation, offset_bytes, length_bytes)
 
         may_fail = kill is not None
+        killing: ThreadHandle | None = None
+        if kill is not None and round_.objects:  # an object is handed over whole: what is killed is so beside that
+            killing, kill = self._threads.start(kill, name="verify-kill"), None
+        try:
+            self._try_to_write(writer, plan.name(file, generation, objects=round_.objects), content, may_fail=may_fail)
+        finally:
+            if killing is not None:
+                killing.join()
+
+    def _try_to_write(self, writer: Place, name: str, content: Content, *, may_fail: bool) -> None:
         for attempt in range(_WRITE_TRIES):
             try:
-                writer.write(plan.name(file, generation, objects=round_.objects), plan.size_bytes, content)
+                writer.write(name, self._plan.size_bytes, content)
                 return
             except CurvfsError:
                 if not may_fail or attempt == _WRITE_TRIES - 1:
