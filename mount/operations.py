@@ -281,10 +281,11 @@ class Operations(pyfuse3.Operations):
     @_handler
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self.table[inode]
-        if node is self.table.root and self.control is not None:
-            await self._root_status()
-        elif not self._knows(node):
-            await self._fresh_status(node)
+        if not self._knows(node):
+            if node is self.table.root and self.control is not None:
+                await self._root_status()
+            else:
+                await self._fresh_status(node)
         return self._attributes.entry(node)
 
     async def _root_status(self) -> None:
@@ -359,8 +360,15 @@ class Operations(pyfuse3.Operations):
             changes["mtime_ms"] = _time_ms(attr.st_mtime_ns)
             await self.opening.settle_times(node)
         if changes:
-            node.refresh(await self._fs.set_attr(self.table.path(node), **changes))
+            await self._set_attr(node, **changes)
         return self._attributes.entry(node)
+
+    async def _set_attr(self, node: Node, **changes: Any) -> None:
+        """Change attributes in the store. Those of a file that was removed are nobody's but its open handles'."""
+        if node.handles and node.nlink == 0 and node.away is None:
+            node.refresh(dataclasses.replace(node.status, ctime_ms=self._clock.time_ms(), **changes))
+        else:
+            node.refresh(await self._fs.set_attr(self.table.path(node), **changes))
 
     @_handler
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

@@ -159,7 +159,7 @@ class _Taken:
         name, equals, value = word.partition("=")
         if name in _IGNORED or name.startswith(("x-", "comment")):
             return
-        if name in _REFUSED:
+        if name in _REFUSED and value != "false":
             raise ConfigError(f"-o {name} is refused: {_REFUSED[name]}.")
         if name in _PASSED_ON:
             self._kernel.append(name)

@@ -23,7 +23,7 @@ from mount.readers import Readers, stale
 from tests.sim.mounts import run_mount_seed
 from tests.sim.mutants import find
 
-_SECONDS = 8
+_SECONDS = 5
 _SEEDS_MIN = 2
 
 

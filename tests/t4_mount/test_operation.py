@@ -81,6 +81,7 @@ def test_words_of_fstab() -> None:
     assert options.kv_paths == ("a", "b/c")
     assert (options.log_file, options.log_format, options.ready_file) == ("/l", "json", "/r")
     assert options.control_name is None
+    assert MountOptions().with_words(["direct_io=false,write_back_cache=false,io_threads=4"]) == MountOptions()
     assert MountOptions().with_words(["no_kv,metrics=:9100,control=.mine"]).kv_paths == ()
 
 
