@@ -28,6 +28,7 @@ from kvstore.pageio import PageIO
 from kvstore.reshard import Resharded, Resharder
 from kvstore.results import Miss, Refused, Result, miss_of
 from kvstore.stats import Counters
+from kvstore.tiers.memory import Frame
 
 logger = logging.getLogger("kvstore")
 
@@ -97,11 +98,29 @@ class Jobs:
         self._start(self._plan_puts, pages)
 
     def get(self, pages: list[Page]) -> None:
-        """Load pages that were booked in; those that are known are not asked for."""
+        """Load pages that were booked in; those that are known are not asked for, those in host memory not read."""
+        memory = self._pages.loader.memory
+        for page in pages:
+            page.frame = memory.pin(page.key, page.name)
+        hot = [page for page in pages if page.frame is not None]
+        if hot:
+            each = -(-len(hot) // self._engine.depth)
+            for start in range(0, len(hot), each):
+                self._start(self._copy_hot, hot[start : start + each])
+            pages = [page for page in pages if page.frame is None]
         ask = self._backend.locates or bool(self._resharder.splits)
         for batch in self._batches([page for page in pages if page.found is not None or not ask]):
             self._start(self._open, batch)
         self._start(self._plan_gets, [page for page in pages if page.found is None and ask])
+
+    def _copy_hot(self, pages: list[Page]) -> None:
+        for page in pages:
+            frame, page.frame = page.frame, None
+            if frame is not None:
+                self._settle(page, self._guarded(page, functools.partial(self._copied, frame)))
+
+    def _copied(self, frame: Frame, page: Page) -> Result | None:
+        return self._pages.loader.load_from_memory(page, frame)
 
     def confirm(self, names: Sequence[str], timeout_s: float | None = None) -> list[Found | CurvfsError | None]:
         """What the backend says about all names; a failure stands in every place."""
@@ -151,6 +170,10 @@ class Jobs:
             page.outcome = result
             self.in_flight -= 1
         page.plan.drop()
+        frame, page.frame = page.frame, None
+        if frame is not None:
+            memory = self._pages.loader.memory
+            (memory.admit if page.storing and isinstance(result, int) else memory.unpin)(frame)
         if page.storing:
             if not isinstance(result, int):
                 self._abort(page)
@@ -161,6 +184,12 @@ class Jobs:
             self._room.gone(page.name)
         if result is not None:
             page.transfer.settle(page.index, result, error)
+        if page.on_end is not None:
+            page.on_end()
+
+    def settle(self, page: Page, result: Result | None, error: CurvfsError | None = None) -> None:
+        """Book a page out that was booked in and not handed to :meth:`put` or :meth:`get`."""
+        self._settle(page, result, error)
 
     def _guarded(self, page: Page, function: Callable[[Page], Result | None]) -> Result | None:
         """A page's result; settles it and answers None when there is nothing to go on with."""
@@ -319,8 +348,9 @@ class Jobs:
         place = self._place(page)
         if self._health.admits(place):
             return True
-        if page.found is not None and not isinstance(page.found.located, Resharded):
-            self._prober.measure(place, [(page.name, page.found)])
+        found = Found(0) if page.found is None else page.found  # a directory tells when it is opened
+        if not isinstance(found.located, Resharded):
+            self._prober.measure(place, [(page.name, found)])
         where = f"worker {place}" if place else "store"
         self._settle(page, Miss.UNREACHABLE, Refused(Miss.UNREACHABLE, f"The {where} does not deliver these days."))
         return False
@@ -337,7 +367,7 @@ class Jobs:
         try:
             return loader.load(page)
         except CurvfsError as error:
-            lost = miss_of(error) in (Miss.IO, Miss.UNREACHABLE) and page.form is not Form.LOAN
+            lost = miss_of(error) in (Miss.IO, Miss.UNREACHABLE) and page.transfer.is_pending(page.index)
             if not lost or page.retried or page.next_layer or not self._health.may_retry():
                 raise
             failed = error

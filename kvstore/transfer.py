@@ -196,6 +196,10 @@ class Transfer:
         """May the storage write to the caller's memory of this page? Then :meth:`give_back` must follow."""
         return self._take(index, _LENT)
 
+    def is_pending(self, index: int) -> bool:
+        """Nobody has touched, or may touch, the caller's memory of this page, and it has no result."""
+        return self._states[index] == _PENDING
+
     def _take(self, index: int, state: int) -> bool:
         with self._changed:
             late = self.left_s() <= 0
