@@ -24,10 +24,13 @@ from kvstore.opening import open
 from kvstore.results import Miss, Result
 from kvstore.stats import Stats
 from kvstore.store import KVStore, Lookup
+from kvstore.tiers.memory import MemoryStats
+from kvstore.tiers.stats import BehindStats
 from kvstore.transfer import Layer, Transfer
 from kvstore.views import PageView
 
 __all__ = [
+    "BehindStats",
     "Capacity",
     "CapacityStats",
     "Completions",
@@ -39,6 +42,7 @@ __all__ = [
     "Layer",
     "Listing",
     "Lookup",
+    "MemoryStats",
     "Miss",
     "PageKey",
     "PageView",

@@ -32,6 +32,7 @@ from kvstore.reshard import Resharded, Resharder, Source, copy_stretch
 from kvstore.results import Miss, Refused, Result
 from kvstore.slabs import Slab, SlabPool
 from kvstore.stats import Counters
+from kvstore.tiers.memory import Frame, Memory
 from kvstore.views import PageView
 
 T = TypeVar("T")
@@ -48,7 +49,9 @@ class Loader:
         counters: Counters,
         slabs: SlabPool,
         resharder: Resharder,
+        memory: Memory,
     ) -> None:
+        self.memory = memory
         self._backend = backend
         self._layout = layout
         self._counters = counters
@@ -102,8 +105,34 @@ class Loader:
             if not claimed(page):
                 return None
             page.plan.unpack(slab, start)
+            self._promote(page, slab, start)
         finally:
             self._slabs.release(slab)
+        return self._page_bytes
+
+    def _promote(self, page: Page, slab: Slab, start: int) -> None:
+        """A verified page goes to host memory."""
+        frame = self.memory.fill(page.key, page.name, slab, start)
+        if frame is not None:
+            self.memory.admit(frame)
+
+    def load_from_memory(self, page: Page, frame: Frame) -> Result | None:
+        """A pinned page of the host's memory; None when it was given up meanwhile."""
+        if page.form is Form.VIEW:
+            if not page.transfer.claim(page.index):
+                self.memory.unpin(frame)
+                return None
+            page.transfer.views[page.index] = PageView(
+                self.memory.slab, frame.start, self._layout, lambda _: self.memory.unpin(frame)
+            )
+            return self._page_bytes
+        try:
+            if not claimed(page):
+                return None
+            page.plan.unpack(self.memory.slab, frame.start)
+            page.next_layer = self.layers
+        finally:
+            self.memory.unpin(frame)
         return self._page_bytes
 
     def _load_view(self, page: Page) -> Result | None:
@@ -115,6 +144,7 @@ class Loader:
             if not page.transfer.claim(page.index):
                 self._views.release(slab)
                 return None
+            self._promote(page, slab, start)
         except BaseException:
             self._views.release(slab)
             raise
@@ -181,6 +211,7 @@ class Loader:
             else:
                 page.plan.unpack(whole, 0)
                 page.next_layer = self.layers
+            self._promote(page, whole, 0)
         finally:
             if not kept:
                 release(whole)

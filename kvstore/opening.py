@@ -41,6 +41,8 @@ def open(
     devices: Devices | None = None,
     capacity: Capacity | None = None,
     prefill_tokens_per_s: float | None = None,
+    memory_bytes: int = 0,
+    write_behind_bytes: int = 0,
     world: World | None = None,
 ) -> KVStore:
     """Open the store at ``file:///directory`` or ``curvine://host:port/path``.
@@ -65,6 +67,9 @@ def open(
     * ``capacity``: quota, time to live and free room to leave; see :class:`kvstore.Capacity`.
     * ``prefill_tokens_per_s``: how fast the model computes a prompt: lookups leave out what would take longer to load.
       May be observed instead, with :meth:`KVStore.observe_prefill`.
+    * ``memory_bytes``: host memory for pages that were stored or loaded lately; they are delivered from there.
+    * ``write_behind_bytes``: buffers for pages to be stored later: a put is over when they are copied, and what finds
+      no buffer is ``Miss.BUSY``.
     * ``devices``: where tensors may lie that are not in host memory; the GPUs that torch knows unless said otherwise.
 
     Raises ConfigError, EnvironmentError_, TransportError.
@@ -78,6 +83,7 @@ def open(
         page_cache=page_cache,
         durability=durability,
         counts={"depth": depth, "max_queued": max_queued},
+        sizes={"memory_bytes": memory_bytes, "write_behind_bytes": write_behind_bytes},
         durations_s={
             "timeout_s": timeout_s,
             "lookup_timeout_s": lookup_timeout_s,
@@ -122,6 +128,8 @@ def open(
             devices=devices or CudaDevices(world),
             capacity=capacity or Capacity(),
             prefill_tokens_per_s=prefill_tokens_per_s,
+            memory_bytes=memory_bytes,
+            write_behind_bytes=write_behind_bytes,
         )
     except BaseException:
         moving.close(1.0)
@@ -140,6 +148,7 @@ def _check(
     page_cache: str,
     durability: str,
     counts: dict[str, int],
+    sizes: dict[str, int],
     durations_s: dict[str, float],
     lease_s: float,
     prefill_tokens_per_s: float | None,
@@ -154,6 +163,9 @@ def _check(
             raise ConfigError(
                 f"The identity's {name} is {given!r}, the geometry's is {wanted!r}; make the identity with Identity.of."
             )
+    for name, size_bytes in sizes.items():
+        if size_bytes < 0:
+            raise ConfigError(f"{name} is {size_bytes}; give a number of bytes, 0 for none.")
     for name, number in counts.items():
         if number < 1:
             raise ConfigError(f"{name} is {number}; give at least 1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.backends.base import Found, ObjectReader, ObjectWriter
@@ -10,6 +11,8 @@ from kvstore.header import ObjectHeader
 from kvstore.keys import PageKey
 from kvstore.results import Result
 from kvstore.segments import PagePlan
+from kvstore.slabs import Slab
+from kvstore.tiers.memory import Frame
 from kvstore.transfer import Transfer
 
 
@@ -50,6 +53,11 @@ class Page:
     #: What the page was booked out with, and whether a second try was made of it, or counts for the health of puts.
     outcome: Result | None = None
     retried: bool = False
+    #: Its place in host memory: where it lies, or where it was copied to while it is being stored.
+    frame: Frame | None = None
+    #: Put later than asked for: a buffer with the payload in its place, and what to call once that is done with.
+    packed: Slab | None = None
+    on_end: Callable[[], None] | None = None
     tried: bool = False
     object_bytes: int = 0
 

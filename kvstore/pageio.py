@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvfs.errors import CurvfsError
-from curvfs.units import align_up
+from curvfs.errors import ConfigError, CurvfsError
+from curvfs.units import align_up, format_size
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectWriter
 from kvstore.codecs import Zstd
@@ -17,6 +17,7 @@ from kvstore.reshard import Resharder
 from kvstore.results import Miss, Refused, Result, miss_of
 from kvstore.slabs import Slab, SlabPool
 from kvstore.stats import Counters
+from kvstore.tiers.memory import Memory
 
 #: Room in a slab for headers longer than our own: of writers that cut their units smaller.
 _HEADER_SLACK_BYTES = 64 * 1024
@@ -36,7 +37,9 @@ class PageIO:
         depth: int,
         writer: str,
         codec: Zstd | None,
+        memory: Memory,
     ) -> None:
+        self._world = world
         self._clock = world.clock
         self._backend = backend
         self._layout = layout
@@ -49,7 +52,17 @@ class PageIO:
         # What is read of other shards' objects ends at their units' ends.
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
         self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
-        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder)
+        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory)
+
+    def slabs_for(self, size_bytes: int) -> SlabPool:
+        """So many bytes of buffers for pages that are put later. Raises ConfigError when that is not one."""
+        count = size_bytes // self.slabs.size_bytes
+        if not count:
+            raise ConfigError(
+                f"{format_size(size_bytes)} of write-behind hold no page, which takes"
+                f" {format_size(self.slabs.size_bytes)} there; give more, or 0."
+            )
+        return SlabPool(self._world, count=count, size_bytes=self.slabs.size_bytes)
 
     def plausible(self, found: Found | CurvfsError | None) -> bool:
         """A file of a length that an object of ours can have; the rest shows when it is read."""
@@ -78,23 +91,29 @@ class PageIO:
 
         When there is no room, the trash yields, the oldest of it first.
         """
-        layout = self._layout
+        if page.packed is not None:
+            return self._write(page, page.packed)
         slab = self.loader.slab(page, self.slabs)
         try:
             if not claimed(page):
                 return None
             try:
-                page.plan.pack(slab, layout.header_bytes)
+                page.plan.pack(slab, self._layout.header_bytes)
                 page.plan.drop()
             finally:
                 page.transfer.detach(page.index)
-            view = slab.view[: self._seal(page, slab)]
-            page.object_bytes = len(view)
-            while not self._written(page, view):
-                pass
-            return self.page_bytes
+            return self._write(page, slab)
         finally:
             self.slabs.release(slab)
+
+    def _write(self, page: Page, slab: Slab) -> Result:
+        """The same from a buffer with the payload in its place."""
+        page.frame = self.loader.memory.fill(page.key, page.name, slab, self._layout.header_bytes)
+        view = slab.view[: self._seal(page, slab)]
+        page.object_bytes = len(view)
+        while not self._written(page, view):
+            pass
+        return self.page_bytes
 
     def _seal(self, page: Page, slab: Slab) -> int:
         """Turn a packed slab into an object, compressed where that makes it shorter than its data are; its length."""

@@ -12,6 +12,8 @@ from curvfs.world import World
 from kvstore.capacity.room import CapacityStats
 from kvstore.health.health import HealthStats
 from kvstore.results import TROUBLE, Miss, Result
+from kvstore.tiers.memory import MemoryStats
+from kvstore.tiers.stats import BehindStats
 
 logger = logging.getLogger("kvstore")
 
@@ -66,6 +68,8 @@ class Stats:
     latencies: dict[str, dict[str, float]]
     capacity: CapacityStats
     health: HealthStats
+    memory: MemoryStats
+    behind: BehindStats
 
 
 class Counters:
@@ -95,6 +99,11 @@ class Counters:
                 self.failing_puts = 0
                 self._latencies["put"].record_s(elapsed_s)
         self._note("put", result, error)
+
+    def put_accepted(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
+        """Write-behind has copied a page, or not; what becomes of the copy comes later."""
+        if isinstance(result, Miss):
+            self.put_done(result, error, elapsed_s)
 
     def get_done(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
         with self._lock:

@@ -44,6 +44,9 @@ from kvstore.reshard import Resharded, Resharder
 from kvstore.results import UNFIT, Miss, miss_of
 from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
+from kvstore.tiers.behind import WriteBehind
+from kvstore.tiers.memory import Memory
+from kvstore.tiers.stats import BehindStats
 from kvstore.transfer import Transfer
 from kvstore.watch import Watch
 
@@ -102,6 +105,8 @@ class KVStore:
         devices: Devices,
         capacity: Capacity,
         prefill_tokens_per_s: float | None,
+        memory_bytes: int,
+        write_behind_bytes: int,
     ) -> None:
         self._world = world
         self._url = url
@@ -120,6 +125,9 @@ class KVStore:
         writer = f"curvfs/{__version__} {world.net.hostname()}/{os.getpid()}"
         self._counters = Counters(world)
         self._resharder = Resharder(self._layout, reshard_from, self.object_name, most_bytes=self._layout.object_bytes)
+        #: What a page in host memory is found as.
+        self._in_memory = Found(self._layout.object_bytes)
+        self._memory = Memory(world, size_bytes=memory_bytes, data_bytes=self._layout.data_bytes)
         self._pages = PageIO(
             world,
             backend,
@@ -129,6 +137,7 @@ class KVStore:
             depth=engine.depth,
             writer=writer,
             codec=codec,
+            memory=self._memory,
         )
         self._known = KnownPages(world, lease_s=lease_s)
         self._room = room_for(
@@ -160,6 +169,17 @@ class KVStore:
             self._prober,
             max_queued=max_queued,
         )
+        self._behind: WriteBehind | None = None
+        if write_behind_bytes:
+            self._behind = WriteBehind(
+                world,
+                self._jobs,
+                self._pages.slabs_for(write_behind_bytes),
+                header_bytes=self._layout.header_bytes,
+                page_bytes=geometry.size_bytes,
+                timeout_s=timeout_s,
+                on_result=self._counters.put_done,
+            )
         self._asker = Asker(world, self._jobs.confirm, self._health, ends_in_time=backend.ends_in_time)
         self._inventory = Inventory(backend, self._namespace)
         self._pid = os.getpid()
@@ -263,11 +283,11 @@ class KVStore:
         """How many of these pages to promise. Places that would be too slow are measured again in the background."""
         if not self._health.choosy:
             return len(promised)
-        places = [self._backend.place(found) for found in promised.values()]
+        places = [None if found is self._in_memory else self._backend.place(found) for found in promised.values()]
         worth = self._health.worth(places)
         left_out: dict[str, builtins.list[tuple[str, Found]]] = {}
         for place, item in itertools.islice(zip(places, promised.items(), strict=True), worth, None):
-            if not isinstance(item[1].located, Resharded):
+            if place is not None and not isinstance(item[1].located, Resharded):
                 left_out.setdefault(place, []).append(item)
         for place, items in left_out.items():
             self._prober.measure(place, items)
@@ -280,7 +300,14 @@ class KVStore:
         split."""
 
         def recalled(names: Sequence[str]) -> builtins.list[Answer]:
-            return self._known.confirm(names, ask)
+            if not self._memory.on:
+                return self._known.confirm(names, ask)
+            answers: builtins.list[Answer] = [self._in_memory if name in self._memory else None for name in names]
+            missing = [index for index, answer in enumerate(answers) if answer is None]
+            asked = self._known.confirm([names[index] for index in missing], ask) if missing else []
+            for index, answer in zip(missing, asked, strict=True):
+                answers[index] = answer
+            return answers
 
         own, width = shards.index(self.geometry.shard), len(shards)
         answers = recalled(
@@ -306,10 +333,11 @@ class KVStore:
         """Store pages; returns at once. ``segments[i]`` is the segment list of ``keys[i]`` (see kvstore.segments).
 
         The memory must stay as it is until the handle is done or its ``result`` has returned. A key that is stored
-        already costs one question. Raises UsageError before any byte moves.
+        already costs one question. With write-behind a result says that a page was copied, to be stored later, or
+        ``Miss.BUSY``: dropped. Raises UsageError before any byte moves.
         """
         transfer, pages = self._begin(keys, self._plans(keys, segments, writable=False), timeout_s, Form.PUT)
-        self._jobs.put(pages)
+        (self._jobs if self._behind is None else self._behind).put(pages)
         self._housekeep()
         return transfer
 
@@ -347,6 +375,12 @@ class KVStore:
         result: verified, read-only, and to be released. At most ``depth`` views
         can be out; more are ``Miss.BUSY``. Raises UsageError."""
         return self._get(keys, [PagePlan(self._world.clock) for _ in keys], lookup, timeout_s, Form.VIEW)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait, at most ``timeout_s`` (default: the store's), until what write-behind accepted is stored or has failed;
+        False when it was not in time. Raises UsageError."""
+        self._guard()
+        return self._behind is None or self._behind.flush(self._timeout_s if timeout_s is None else timeout_s)
 
     def completions(self) -> Completions:
         """A queue of finished transfers with a file descriptor to poll."""
@@ -401,6 +435,8 @@ class KVStore:
         names = self._names(keys)
         storing = form is Form.PUT
         clock, counted = self._world.clock, self._counters.put_done if storing else self._counters.get_done
+        if storing and self._behind is not None:
+            counted = self._counters.put_accepted
         started_s = clock.monotonic_s()
         transfer = Transfer(
             self._world,
@@ -454,6 +490,7 @@ class KVStore:
         results: builtins.list[bool | Miss] = []
         for name in self._names(keys):
             self._known.forget(name)
+            self._memory.forget(name)
             try:
                 results.append(remove(name))
             except CurvfsError as error:
@@ -468,6 +505,7 @@ class KVStore:
         Raises UsageError, CurvfsError."""
         self._guard()
         self._known.clear()
+        self._memory.clear()
         count, size_bytes = self._inventory.clear()
         self._room.cleared(size_bytes)
         self._chores.poke()
@@ -564,6 +602,8 @@ class KVStore:
             latencies={name: histogram.summary() for name, histogram in counters.latencies().items()},
             capacity=self._room.stats(),
             health=self._health.stats(),
+            memory=self._memory.stats(),
+            behind=BehindStats() if self._behind is None else self._behind.stats(),
         )
 
     def metrics(self) -> builtins.list[Family]:
@@ -599,6 +639,9 @@ class KVStore:
         """
         if self._jobs.closed or self._pid != os.getpid():
             return True
+        if self._behind is not None:
+            self._behind.flush(0.8 * timeout_s)
+            self._behind.close()
         self._jobs.closed = True
         atexit.unregister(self._at_exit)
         self._watch.close()

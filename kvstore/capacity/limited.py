@@ -518,7 +518,6 @@ class LimitedRoom(Room):
             )
 
 
-
 def room_for(
     world: World,
     backend: Backend,

@@ -86,9 +86,7 @@ class _Place:
 class Health:
     """What is known of all places. Callable from any thread; never waits."""
 
-    def __init__(
-        self, world: World, *, page_bytes: int, page_tokens: int, prefill_tokens_per_s: float | None
-    ) -> None:
+    def __init__(self, world: World, *, page_bytes: int, page_tokens: int, prefill_tokens_per_s: float | None) -> None:
         self._world = world
         self._clock = world.clock
         self._page_bytes = page_bytes

@@ -1,0 +1,1 @@
+"""What lies before the pool: pages in host memory, and pages on their way to it."""
