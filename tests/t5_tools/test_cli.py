@@ -33,7 +33,19 @@ def test_without_a_command_help_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("serve",), ("mount",), ("umount",), ("demo",), ("wire",), ("wire", "decode")], ids=" ".join
+    "command",
+    [
+        (),
+        ("serve",),
+        ("mount",),
+        ("umount",),
+        ("mounts",),
+        ("install-helper",),
+        ("demo",),
+        ("wire",),
+        ("wire", "decode"),
+    ],
+    ids=" ".join,
 )
 def test_every_command_explains_itself(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
