@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
@@ -165,9 +167,6 @@ def _place(job: Job, directory: str | None) -> Path:
 
 def _with_files(job: Job, place: Path) -> dict[str, float]:
     """fio's speeds, in a directory that is gone afterwards."""
-    import shutil
-    import tempfile
-
     if not place.is_dir():
         raise UsageError(f"--compare: {place} is not a directory; name one with --compare-directory.")
     own = Path(tempfile.mkdtemp(prefix=".curvfs-bench-fio-", dir=place))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -178,9 +180,6 @@ class _Work:
         self.outcome = Outcome()
 
     def _is_directory(self, path: str) -> str:
-        import os
-        import stat
-
         try:
             if stat.S_ISDIR(self._world.disk.stat(path).st_mode):
                 return os.path.realpath(path)
@@ -190,7 +189,7 @@ class _Work:
 
     def elsewhere(self, target: str, other: str | None) -> Round:
         """A directory or a URL that somebody else serves."""
-        world, plan = self._world, self._plan
+        world = self._world
         if self._objects:
             return self._of_objects(target)
         if "://" in target:
@@ -202,7 +201,6 @@ class _Work:
             there = self._is_directory(other)
             label = "the other directory"
             readings.append((label, lambda: DirectoryPlace(world, there, label, self._directory)))
-        assert plan.files
         return Round(self.writer, readings)
 
     def _of_objects(self, url: str) -> Round:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from curvfs.errors import CurvfsError
@@ -47,6 +48,8 @@ class Source(Protocol):
     def stop(self) -> None: ...
 
     def next(self) -> Call | None: ...
+
+    def done(self, call: Call) -> None: ...
 
 
 class _Series:
@@ -113,10 +116,11 @@ class Child:
         self._counted_from_s = self._begin_s + job["ramp_time"]
         self._moved = [0] * job["iodepth"]
         self._threads_series = [defaultdict(_Series) for _ in range(job["iodepth"])]
+        slots = [Slot(self.target.buffer_bytes(), partial(self._note, index)) for index in range(job["iodepth"])]
         self._source.begin()
         threads = [
-            self._world.threads.start(lambda index=index: self._work(index), name=f"bench-{index}")  # type: ignore[misc]
-            for index in range(job["iodepth"])
+            self._world.threads.start(partial(self._work, index, slot), name=f"bench-{index}")
+            for index, slot in enumerate(slots)
         ]
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
@@ -138,12 +142,12 @@ class Child:
 
     # ------------------------------------------------------------------------------------------------------ threads
 
-    def _work(self, index: int) -> None:
-        def note(kind: str, seconds: float, size: int) -> None:
-            self._record(index, kind, self._clock.monotonic_s() - seconds, seconds, seconds, size)
+    def _work(self, index: int, slot: Slot) -> None:
+        self._guarded(partial(self._calls, index, slot))
 
-        slot = Slot(self.target.buffer_bytes(), note)
-        self._guarded(lambda: self._calls(index, slot))
+    def _note(self, index: int, kind: str, seconds: float, size: int) -> None:
+        """Something that was part of a call."""
+        self._record(index, kind, self._clock.monotonic_s() - seconds, seconds, seconds, size)
 
     def _guarded(self, function: Callable[[], object]) -> None:
         """Run it; its first failure is the job's, and ends it."""
@@ -165,7 +169,6 @@ class Child:
 
     def _calls(self, index: int, slot: Slot) -> None:
         clock, target, verify = self._clock, self.target, bool(self._job["verify"])
-        done = getattr(self._source, "done", None)
         while (call := self._source.next()) is not None:
             if call.due_s is not None and not self._wait(call.due_s):
                 return
@@ -186,8 +189,7 @@ class Child:
             if verify:
                 self._verify(call, view)
             target.after(call)
-            if done is not None:
-                done(call)
+            self._source.done(call)
 
     def _verify(self, call: Call, view: memoryview) -> None:
         if call.kind == "read":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import curvfs
@@ -34,8 +35,6 @@ def fio_report(run: Run, jobs: Sequence[Job], world: World) -> dict[str, Any]:
 
 
 def _time_text(now_ms: int) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%a %b %d %H:%M:%S %Y")
 
 

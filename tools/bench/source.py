@@ -128,6 +128,9 @@ class IoSource:
                 due_s = self._pause_until_s
             return call if due_s is None else Call(call.kind, call.file, call.offset_bytes, call.length_bytes, due_s)
 
+    def done(self, call: Call) -> None:
+        """Calls of a plain job do not wait for each other."""
+
     def _timetable(self, call: Call) -> float | None:
         side = 1 if call.kind == "write" else 0
         rate, rate_iops = self._job["rate"][side], self._job["rate_iops"][side]

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from curvfs.units import align_up
 from curvfs.world import World
 from tools.bench.checker import Content
 from tools.bench.jobfile import Job
@@ -20,7 +21,9 @@ class Slot:
     """What one thread has: page-aligned memory, and a place for measurements beside the call's own."""
 
     def __init__(self, size_bytes: int, note: Callable[[str, float, int], None]) -> None:
-        self.view = memoryview(mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE)))
+        self.view = memoryview(mmap.mmap(-1, align_up(size_bytes, mmap.PAGESIZE)))
+        touched = self.view[:: mmap.PAGESIZE]
+        touched[:] = bytes(len(touched))  # the kernel gives the memory now, not in the first call
         #: Kind, seconds, bytes of something that was part of the call.
         self.note = note
 
