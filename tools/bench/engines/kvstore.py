@@ -50,8 +50,9 @@ class KvTarget(Target):
             return
         if job.reads or job["rw"] == "kvlookup":
             self._lay_out(store)
-        elif job.writes:  # what is there already would cost a question and no write
-            there = [self._key(page, 0) for page in range(self._total)]
+        if job.writes:  # what is there already would cost a question and no write
+            first = self._total if job.mixed else 0
+            there = [self._key(page, 0) for page in range(first, first + self._total)]
             store.delete([key for key, found in zip(there, store.exists(there), strict=True) if found])
 
     def buffer_bytes(self) -> int:
