@@ -14,6 +14,7 @@ import trio
 
 from curvfs.api import (
     CurvineFileSystem,
+    FileStatus,
     LocalExtent,
     Located,
     NewExtent,
@@ -354,22 +355,46 @@ class CurvineBackend(Backend):
             first = after.removeprefix(f"{directory}/").partition("/")[0]
             if f"{directory}/{first}" != after:
                 yield from self.walk(f"{directory}/{first}", after)
-        start_after = first
+        yield from self._walk(directory, self._listed([directory], first)[0])
+
+    def _listed(self, directories: Sequence[str], start_after: str = "") -> list[list[FileStatus]]:
+        """The first entries of several directories, side by side; none of one that is gone."""
+        answers = self._fs.run_many(
+            [
+                partial(self._fs.filesystem.list, self._path(name), start_after=start_after, limit=_LIST_PAGE)
+                for name in directories
+            ]
+        )
+        pages: list[list[FileStatus]] = []
+        for answer in answers:
+            if isinstance(answer, NotFound | NotADirectory):
+                pages.append([])
+            elif isinstance(answer, CurvfsError):
+                raise answer
+            else:
+                pages.append(answer)
+        return pages
+
+    def _walk(self, directory: str, page: list[FileStatus]) -> Iterator[ObjectEntry]:
+        """A directory and all below it, from the first entries on."""
         while True:
-            try:
-                page = self._fs.list(self._path(directory), start_after=start_after, limit=_LIST_PAGE)
-            except (NotFound, NotADirectory):
-                return
+            below: dict[str, list[FileStatus]] = {}
+            names = [status.name for status in page if status.is_dir]
             for status in page:
                 name = f"{directory}/{status.name}"
                 if status.is_dir:
-                    yield from self.walk(name)
+                    if status.name not in below:
+                        batch = names[: self.batch]
+                        del names[: self.batch]
+                        listed = self._listed([f"{directory}/{one}" for one in batch])
+                        below = dict(zip(batch, listed, strict=True))
+                    yield from self._walk(name, below.pop(status.name))
                 elif status.is_file and status.name.endswith(OBJECT_SUFFIX):
                     used_ms = max(status.atime_ms, status.mtime_ms)
                     yield ObjectEntry(name, status.length_bytes, status.mtime_ms / 1000, used_ms / 1000)
             if len(page) < _LIST_PAGE:
                 return
-            start_after = page[-1].name
+            page = self._listed([directory], page[-1].name)[0]
 
     def place(self, found: Found) -> str:
         blocks = found.located.blocks if isinstance(found.located, Located) else ()
