@@ -94,9 +94,7 @@ class Attributes:
         if kind is FileKind.DIRECTORY:
             size = _DIRECTORY_BYTES
             name_s = attributes_s = options.directory_timeout_s
-            nlink = max(2, status.nlink)
         else:
-            nlink = max(1, status.nlink)
             if kind is FileKind.SYMLINK:
                 size = len((status.symlink_target or "").encode())
                 name_s = attributes_s = options.directory_timeout_s
@@ -107,7 +105,7 @@ class Attributes:
                 else:
                     name_s, attributes_s = 0.0, options.attr_timeout_s
                 node.known_size = size
-        entry.st_nlink = nlink
+        entry.st_nlink = node.nlink
         entry.st_size = size
         entry.st_blksize = _BLOCK_BYTES
         entry.st_blocks = align_up(size, _BLOCK_BYTES) // 512

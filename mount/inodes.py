@@ -10,6 +10,7 @@ A node lives while the kernel counts lookups of it, a handle is open on it, a no
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,14 @@ class Node:
     @property
     def length_bytes(self) -> int:
         return self.status.length_bytes if self.written is None else self.written[0]
+
+    @property
+    def nlink(self) -> int:
+        """How many names it has, not counting one in staging that keeps a file readable while it is open."""
+        names = max(2 if self.status.is_dir else 1, self.status.nlink)
+        if self.links or self.private is not None or self.detached or self.id == ROOT_ID:
+            return names
+        return 0 if self.status.is_dir else names - 1
 
     def refresh(self, status: FileStatus) -> None:
         """Take in what the store says; what was written and not published yet wins over it."""
@@ -234,6 +243,12 @@ class NodeTable:
         if self._by_name.get(key) is node:
             del self._by_name[key]
         self.drop_unused(node)
+
+    def removed(self, node: Node, parent: Node, name: str) -> None:
+        """Record that a name of a node was removed, or given to another file."""
+        self.unname(node, parent, name)
+        if node.links and node.status.nlink > 1:
+            node.status = dataclasses.replace(node.status, nlink=node.status.nlink - 1)
 
     def judge(self, node: Node) -> None:
         """Decide anew whether a node is sealed: by its birth place, if it is a file of a KV prefix, and by what

@@ -227,8 +227,11 @@ class Naming:
     async def _remove(self, parent: Node, name: str) -> None:
         node = self._table.child(parent, name)
         kept = await self._publisher.keep_open(node) if node is not None else None
+        path = self._table.path_of(parent, name)
         try:
-            await self._fs.delete(self._table.path_of(parent, name))
+            if node is not None:
+                await self._publisher.stamp_others(node, path)
+            await self._fs.delete(path)
         except CurvfsError as error:
             if kept is not None and not isinstance(error, TransportError):
                 await self._publisher.drop_link(kept)
@@ -237,7 +240,7 @@ class Naming:
             raise
         if node is not None:
             node.away = kept if kept is not None else node.away
-            self._table.unname(node, parent, name)
+            self._table.removed(node, parent, name)
             await self._readers.forgotten(node)
 
     async def rmdir(self, parent: Node, name: str) -> None:

@@ -31,7 +31,7 @@ from mount.opening import Opening
 from mount.options import MountOptions
 from mount.publish import KernelCache, Publisher
 from mount.readers import Readers, stale
-from mount.seal import is_hidden_xattr, is_system_xattr
+from mount.seal import NAMESPACES, is_hidden_xattr, is_system_xattr
 from mount.statistics import Statistics
 
 log = logging.getLogger("curvfs.mount")
@@ -366,6 +366,9 @@ class Operations(pyfuse3.Operations):
     async def _set_attr(self, node: Node, **changes: Any) -> None:
         """Change attributes in the store. Those of a file that was removed are nobody's but its open handles'."""
         if node.handles and node.nlink == 0 and node.away is None:
+            removed = changes.pop("remove_xattrs", ())
+            xattrs = {**node.status.xattrs, **changes.pop("xattrs", {})}
+            changes["xattrs"] = {name: value for name, value in xattrs.items() if name not in removed}
             node.refresh(dataclasses.replace(node.status, ctime_ms=self._clock.time_ms(), **changes))
         else:
             node.refresh(await self._fs.set_attr(self.table.path(node), **changes))
@@ -404,7 +407,7 @@ class Operations(pyfuse3.Operations):
         text = _xattr_name(name)
         node = self.table[inode]
         _refuse_hidden(text)
-        node.refresh(await self._fs.set_attr(self.table.path(node), xattrs={text: value}))
+        await self._set_attr(node, xattrs={text: value})
 
     @_handler
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
@@ -417,7 +420,7 @@ class Operations(pyfuse3.Operations):
         node = self.table[inode]
         if is_hidden_xattr(text) or text not in (await self._fresh_status(node)).xattrs:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        node.refresh(await self._fs.set_attr(self.table.path(node), remove_xattrs=[text]))
+        await self._set_attr(node, remove_xattrs=[text])
 
     # -------------------------------------------------------------------------------------------------------- files
 
@@ -551,3 +554,7 @@ def _refuse_hidden(name: str) -> None:
     if is_hidden_xattr(name):
         raise CurvfsError(f"{name} cannot be set here.", errno_=errno.EOPNOTSUPP)
     _refuse_system(name)
+    if not name.startswith(NAMESPACES):
+        raise CurvfsError(f"{name} lies in no name space: {', '.join(NAMESPACES)}.", errno_=errno.EOPNOTSUPP)
+    if name in NAMESPACES:
+        raise InvalidRequest(f"{name} is a name space without a name.", kind=28)

@@ -68,6 +68,13 @@ class PlaceLocks:
                 await held.enter_async_context(lock)
             yield
 
+    async def wait_free(self, place: Place) -> None:
+        """Wait until nobody who holds this name is under way."""
+        lock = self._locks.get(place)
+        if lock is not None and lock.locked():
+            async with lock:
+                pass
+
 
 class Publisher:
     """Makes, publishes, materialises and drops private files; keeps the staging directories."""
@@ -234,6 +241,8 @@ class Publisher:
         there = self._table.child(*target)
         kept = await self.keep_open(there) if there is not None and replace else None
         try:
+            if there is not None and replace:
+                await self.stamp_others(there, self._table.path_of(*target))
             await self._rename(source, target, replace=replace, fresh=fresh if there is None else None)
         except BaseException:
             if kept is not None:
@@ -241,7 +250,7 @@ class Publisher:
                     await self.drop_link(kept)
             raise
         if there is not None:
-            self._table.unname(there, *target)
+            self._table.removed(there, *target)
             there.away = kept
             await self._readers.forgotten(there)
 
@@ -415,6 +424,15 @@ class Publisher:
         name = scratch.next_name()
         await self._fs.link(self._table.path(node), f"{scratch.path}/{name}")
         return scratch, name
+
+    async def stamp_others(self, node: Node, path: str) -> None:
+        """One of several names of a file is about to go. Curvine then leaves the change time of the file as it was,
+        POSIX does not: a change of no attribute sets it."""
+        if not node.status.is_dir and node.status.nlink > 1:
+            try:
+                node.refresh(await self._fs.set_attr(path))
+            except NotFound:
+                log.debug("%s went away before it could be removed.", path)
 
     async def drop_link(self, kept: tuple[Scratch, str]) -> None:
         """The name did not go after all: the second one is not needed. Never raises a CurvfsError."""

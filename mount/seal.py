@@ -23,6 +23,9 @@ SEALED_XATTR = "curvfs.sealed"
 #: Directory of a prefix (and of the mounted directory) that holds what is not published; not listed.
 STAGING_NAME = ".staging"
 
+#: What the names of attributes that users set begin with, as on any Linux file system.
+NAMESPACES = ("user.", "trusted.", "security.")
+
 #: Internal attributes: users neither see nor set them.
 _HIDDEN_PREFIXES = ("curvfs.", "curvine.")
 #: Attributes that the kernel asks for all the time and that nothing here carries.
