@@ -33,6 +33,7 @@ def run(title: str, moved_bytes: int, variants: Callable[[Path, Path, Server], d
                         shutil.rmtree(place, ignore_errors=True)
                         place.mkdir()
                     found.setdefault(name, []).append(measure())
+                    print(f"{name}: stored and loaded in {found[name][-1]} s", flush=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     commit = subprocess.run(

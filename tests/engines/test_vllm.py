@@ -247,7 +247,7 @@ def test_vllm_takes_our_metrics_and_back_pressure(url: str) -> None:
 # ---------------------------------------------------------------------------------------------------- vLLM's own tests
 
 
-def own_tests(copy: Path, *names: str, tmp: Path, timeout_s: float) -> dict[str, int]:
+def own_tests(copy: Path, *names: str, tmp: Path, timeout_s: float, choose: str = "") -> dict[str, int]:
     """Run some of vLLM's tests with our tier registered; how many passed, failed and so on.
 
     Some of them start processes and give them a fixed time, which a busy machine may not keep: what failed is asked
@@ -259,7 +259,7 @@ def own_tests(copy: Path, *names: str, tmp: Path, timeout_s: float) -> dict[str,
     shutil.copytree(TESTS / "v1" / "kv_offload", copy / "tests" / "v1" / "kv_offload", dirs_exist_ok=True)
     (copy / "pytest.ini").write_text("[pytest]\n")
     paths = [f"tests/v1/kv_offload/{name}" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "registered", "--timeout", "150", *paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "registered", "--timeout", "150", "-k", choose, *paths]
     environment = {**os.environ, "TMPDIR": str(tmp), "PYTHONPATH": f"{ROOT / 'tests' / 'engines'}"}
     counts: dict[str, int] = {}
     for again in ([], ["--last-failed", "--last-failed-no-failures", "none"]):
@@ -292,17 +292,20 @@ def test_vllms_own_tests_with_our_tier_registered(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_vllms_own_tests_of_tiers_with_ours_registered(tmp_path: Path) -> None:
     counts = own_tests(tmp_path, "tiering", tmp=tmp_path, timeout_s=800)
-    assert counts["passed"] >= 200
+    assert counts["passed"] >= 550
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("folder", ["kv/vllm", "vllm"])
-def test_vllms_own_file_tier_tests_on_the_mount(mount: Path, tmp_path: Path, folder: str) -> None:
-    """With their temporary files inside the KV prefix and outside."""
+@pytest.mark.parametrize(("folder", "number"), [("kv/vllm", 59), ("vllm", 62)])
+def test_vllms_own_file_tier_tests_on_the_mount(mount: Path, tmp_path: Path, folder: str, number: int) -> None:
+    """With their temporary files inside the KV prefix and outside. Inside, published files are sealed: three tests that
+    damage one in place cannot do that there."""
     (mount / folder).mkdir(parents=True, exist_ok=True)
     names = ("tiering/test_fs_tier.py", "tiering/test_factory.py", "test_file_mapper.py")
-    counts = own_tests(tmp_path, *names, tmp=mount / folder, timeout_s=800)
-    assert counts["passed"] >= 62
+    damaging = ("verdict_and_removes_corrupt_file", "partial_load_failure_keeps", "first_block_fails_marks")
+    left_out = "" if number == 62 else " and ".join(f"not {name}" for name in damaging)
+    counts = own_tests(tmp_path, *names, tmp=mount / folder, timeout_s=800, choose=left_out)
+    assert counts["passed"] >= number
 
 
 @pytest.mark.parametrize("folder", ["kv/vllm-fs", "vllm-fs"])
