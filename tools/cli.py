@@ -24,6 +24,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tools.benchcmd": ("bench",),
     "tools.scrubcmd": ("scrub",),
     "tools.verifycmd": ("verify",),
+    "tools.kvcmd": ("kv",),
     "tools.size.command": ("size",),
     "tools.doctor.command": ("doctor",),
     "tools.top.command": ("top", "stats"),

@@ -42,7 +42,8 @@ _STEP_S = 60.0
 
 
 class LimitedRoom(Room):
-    """``on_deleted(name)`` is called for objects that are gone at once, not by way of the trash."""
+    """``on_deleted(name)`` is called for objects that are gone at once, not by way of the trash. ``writes``: puts may
+    come; else it evicts only."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class LimitedRoom(Room):
         object_bytes: int,
         lease_s: float,
         on_deleted: Callable[[str], None],
+        writes: bool = True,
     ) -> None:
         super().__init__(world, backend, flush_s=settings.flush_s)
         self._clock = world.clock
@@ -64,7 +66,7 @@ class LimitedRoom(Room):
         self._on_deleted = on_deleted
         self._chunk_bytes = settings.chunk_bytes(object_bytes)
         self._most_pending_bytes = max(self._chunk_bytes, _PENDING * object_bytes)
-        self._ledger = Ledger(world, backend, namespace, chunk_bytes=self._chunk_bytes)
+        self._ledger = Ledger(world, backend, namespace, chunk_bytes=self._chunk_bytes if writes else 0)
         self._lock = world.threads.lock()
         self._admitting = world.threads.lock()
         self._tidying = world.threads.lock()
