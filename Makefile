@@ -65,7 +65,7 @@ test-engines-full: engines-full
 # LMCache's own benchmark of L2 adapters; appends to docs/results/lmcache-l2.md.
 bench-engines: setup-test
 	@.ci/engines lmcache
-	@PYTHONPATH=tests/engines .engines/lmcache/bin/python -m bench_lmcache
+	@PYTHONPATH=tests/engines .engines/lmcache/bin/python -m bench_lmcache $(BENCH_OPTIONS)
 
 bench-client: setup-test
 	@$(VENV)/python -m tools.clientbench

@@ -10,7 +10,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -92,17 +94,22 @@ def emptied(*places: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="variants whose names this expression matches")
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="KiB of an object")
     parser.add_argument("--directory", default=tempfile.gettempdir(), help="on the disk to measure")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whatever ends it, nothing stays mounted
     work = Path(tempfile.mkdtemp(prefix="lmcache-bench-", dir=options.directory))
     try:
         with served(work / "pool") as server, mounted(work / "mount", server.url + "/") as mount:
             for place in (work / "ours", work / "theirs", mount / "plain"):
                 place.mkdir()
             found: dict[tuple[int, str], list[dict[str, float]]] = {}
-            for size_kib in SIZES:
+            for size_kib in options.sizes:
                 for _ in range(options.rounds):
                     for name, adapter in variants(work, mount, server).items():
+                        if not re.search(options.only, name):
+                            continue
                         result = measured(adapter, size_kib)
                         found.setdefault((size_kib, name), []).append(result)
                         print(f"{size_kib} KiB {name}: {result}", flush=True)
@@ -110,28 +117,29 @@ def main() -> None:
                         time.sleep(1.0)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    report(found, options.rounds)
+    report(found, options.sizes, options.rounds)
 
 
-def report(found: dict[tuple[int, str], list[dict[str, float]]], rounds: int) -> None:
+def report(found: dict[tuple[int, str], list[dict[str, float]]], sizes: list[int], rounds: int) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     load = os.getloadavg()[2]
+    used = f" (`BENCH_OPTIONS={' '.join(sys.argv[1:])!r}`)" if sys.argv[1:] else ""
     lines = [
         "",
         f"## {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit}",
         "",
-        f"`make bench-engines`, median of {rounds} rounds; {os.cpu_count()} cores, load {load:.1f}, Linux"
+        f"`make bench-engines`{used}, median of {rounds} rounds; {os.cpu_count()} cores, load {load:.1f}, Linux"
         f" {platform.release()}, GB/s (10^9), every load verified by LMCache.",
         "",
-        "| adapter | " + " | ".join(f"store {size} KiB | load {size} KiB" for size in SIZES) + " |",
-        "| --- |" + " ---: |" * (2 * len(SIZES)),
+        "| adapter | " + " | ".join(f"store {size} KiB | load {size} KiB" for size in sizes) + " |",
+        "| --- |" + " ---: |" * (2 * len(sizes)),
     ]
     for name in dict.fromkeys(name for _, name in found):
         cells = [
             f"{statistics.median(run[operation] for run in found[size, name]):.2f}"
-            for size in SIZES
+            for size in sizes
             for operation in ("Store", "Load")
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
