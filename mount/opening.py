@@ -93,6 +93,9 @@ class Opening:
             return not truncated
         if not readable or (node.writer is not None and node.writer.is_open):
             return False
+        if node.place is not None:
+            # A rename that began before we had the file open does not know that its blocks will be read.
+            await self._publisher.locks.wait_free(node.place)
         reader = await self._readers.fresh(node)
         if node.sealed:
             return True
