@@ -33,7 +33,7 @@ from curvfs.server.refusals import COMMON, OUT_OF_SPACE, common, refusal
 from curvfs.units import MIB
 from curvfs.world import World
 
-_COPY_BYTES = 4 * MIB
+_COPY_BYTES = MIB
 
 
 @dataclass(slots=True)
@@ -225,17 +225,22 @@ class BlockStore:
         return published_bytes
 
     def _copy(self, source: int, target_path: str, length_bytes: int) -> None:
+        """Copy; where the source has a whole piece of zeros, the target has a hole."""
         target = self._disk.open(target_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            buffer = memoryview(bytearray(min(_COPY_BYTES, length_bytes)))
+            buffer = bytearray(min(_COPY_BYTES, length_bytes))
+            zeros = bytes(len(buffer))
+            view = memoryview(buffer)
             done = 0
             while done < length_bytes:
-                part = buffer[: length_bytes - done]
+                part = view[: length_bytes - done]
                 count = self._disk.pread_full(source, part, done)
                 if count == 0:
                     break
-                self._disk.pwrite_full(target, part[:count], done)
+                if count < len(zeros) or buffer != zeros:
+                    self._disk.pwrite_full(target, part[:count], done)
                 done += count
+            self._disk.ftruncate(target, done)
         finally:
             self._disk.close(target)
 

@@ -401,3 +401,23 @@ def test_writes_of_every_kind_beside_a_plain_file(place: Path, kv: Path, tmp_pat
                     os.fsync(files[0])
                 assert os.fstat(files[0]).st_size == os.fstat(files[1]).st_size
         assert (directory / "f").read_bytes() == (tmp_path / "f").read_bytes()
+
+
+def test_holes_stay_holes(pool: Path, place: Path) -> None:
+    """A rewrite copies the block; what takes no space before takes none afterwards."""
+    path = place / "sparse"
+    with open(path, "wb", buffering=0) as file:
+        os.pwrite(file.fileno(), b"begin", 0)
+        os.pwrite(file.fileno(), b"end", 50 << 20)
+    with open(path, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"middle", 20 << 20)
+    number = path.stat().st_ino
+    (block,) = (path for path in (pool / "data").rglob("blk_*") if int(path.name[4:]) >> 24 == number)
+    assert block.stat().st_blocks * 512 <= 4 << 20
+    with open(path, "rb", buffering=0) as file:
+        assert [os.pread(file.fileno(), size, at) for size, at in ((5, 0), (6, 20 << 20), (3, 50 << 20))] == [
+            b"begin",
+            b"middle",
+            b"end",
+        ]
+        assert not any(os.pread(file.fileno(), 1 << 20, 30 << 20))
