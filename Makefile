@@ -1,7 +1,7 @@
 # Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
 VENV := .venv/bin
 
-.PHONY: demo test test-gpu lint pytest sim sim-mutants proto build clean setup-demo setup-test setup-proto
+.PHONY: demo test test-gpu lint pytest sim sim-mutants soak soak-mount bench-mount proto build clean setup-demo setup-test setup-proto
 
 demo: setup-demo
 	@$(VENV)/curvfs demo
