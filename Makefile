@@ -33,13 +33,19 @@ sim-mutants: setup-test
 	@$(SIM) mutants
 
 # Long proofs: hours, not minutes.
-soak: soak-mount
+soak: soak-mount soak-kvstore
 
 soak-mount: setup-test
 	@$(VENV)/python -m tests.t4_mount.cycles --number 1000
 	@$(VENV)/python -m tests.t4_mount.proofs
 	@$(SIM) seeds --mounts --number 1000
 	@CURVFS_TEST_REPLACED=5000 $(VENV)/python -m pytest tests/t4_mount/test_two_mounts.py -k replaced_while
+
+# kvstore: a trace (TRACE=path, in the format of the Mooncake traces; else one that is made up) beside an exact LRU, then
+# many clients and bad days for ten minutes. Both append to docs/results/.
+soak-kvstore: setup-test
+	@$(VENV)/python -m tests.soak replay $(if $(TRACE),--trace $(TRACE)) --record docs/results/kvstore-replay.md
+	@$(VENV)/python -m tests.soak run --seconds 600 --record docs/results/kvstore-soak.md
 
 proto: setup-proto
 	@$(VENV)/python -m curvfs.wire.pb.generate

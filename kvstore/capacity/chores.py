@@ -42,7 +42,7 @@ class Chores:
         try:
             self._room.tidy()
         except CurvfsError as error:
-            logger.warning("kvstore could not tidy up: %s", error)
+            logger.log(logging.DEBUG if self._closed else logging.WARNING, "kvstore could not tidy up: %s", error)
         except Exception:
             logger.exception("kvstore failed to tidy up.")
         finally:

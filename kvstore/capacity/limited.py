@@ -446,7 +446,11 @@ class LimitedRoom(Room):
         before = self._ledger.begin_count()
         with self._lock:
             self._index.begin_count()
-        found = list(self._backend.walk(self._namespace))
+        found = []
+        for entry in self._backend.walk(self._namespace):
+            if self._stopped:
+                raise CurvfsError("The store is being closed.")
+            found.append(entry)
         self._ledger.end_count(before)
         with self._lock:
             self._objects_bytes = self._index.end_count(found)
