@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import mmap
 import os
 import random
@@ -231,3 +232,109 @@ def test_a_name_that_is_replaced_while_both_mounts_read_it(pair: tuple[Mount, Mo
         for thread in threads:
             thread.join()
     assert problems == [], problems[:5]
+
+
+#: Rounds of changes on one mount that the other must see whole.
+ROUNDS = 24
+
+
+def test_no_stale_size_no_zeros_no_old_bytes(pair: tuple[Mount, Mount]) -> None:
+    """Grown, rewritten in place with the same length, cut, made longer and made anew, by turns: whoever has looked at
+    the file and read it before, sees after the close all of it and nothing else, by read and by mapping."""
+    chance = random.Random(11)
+    content = bytearray(chance.randbytes(4096))
+    (pair[0].path / "shared").write_bytes(content)
+    for number in range(ROUNDS):
+        writer, reader = pair[number % 2], pair[1 - number % 2]
+        path = writer.path / "shared"
+        assert (reader.path / "shared").stat().st_size == len(content)
+        assert (reader.path / "shared").read_bytes() == content
+        kind = number % 6
+        if kind in (0, 3):
+            piece = chance.randbytes(300_000)
+            with open(path, "ab") as file:
+                file.write(piece)
+            content += piece
+        elif kind == 1:
+            piece = chance.randbytes(5000)
+            at = chance.randrange(len(content) - len(piece))
+            with open(path, "r+b") as file:
+                file.seek(at)
+                file.write(piece)
+            content[at : at + len(piece)] = piece
+        elif kind == 2:
+            del content[len(content) // 2 :]
+            os.truncate(path, len(content))
+        elif kind == 4:
+            content += bytes(10_000)
+            os.truncate(path, len(content))
+        else:
+            path.unlink()
+            content[:] = chance.randbytes(200_000)
+            path.write_bytes(content)
+        with open(reader.path / "shared", "rb") as file:
+            assert os.fstat(file.fileno()).st_size == len(content)
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+                assert mapping[:] == content
+            assert file.read() == content
+
+
+def test_names_come_and_go_at_once(pair: tuple[Mount, Mount]) -> None:
+    """Negative answers are never kept, names of ordinary files neither; attributes are late by their second at most."""
+    a, b = pair
+    for number in range(5):
+        name = f"once{number}"
+        refused(errno.ENOENT, (b.path / name).stat)
+        (a.path / name).touch()
+        assert (b.path / name).stat().st_size == 0
+        assert name in os.listdir(b.path)
+        (a.path / name).rename(a.path / f"{name}-moved")
+        refused(errno.ENOENT, (b.path / name).stat)
+        assert (b.path / f"{name}-moved").exists()
+        (a.path / f"{name}-moved").unlink()
+        refused(errno.ENOENT, (b.path / f"{name}-moved").open)
+    (a.path / "modes").touch(mode=0o600)
+    with open(b.path / "modes", "rb") as file:
+        os.fstat(file.fileno())
+        (a.path / "modes").chmod(0o640)
+        wait_for(lambda: os.fstat(file.fileno()).st_mode & 0o777 == 0o640, 3.0, "the mode")
+    (a.path / "d").mkdir()
+    (b.path / "d").stat()
+    (a.path / "d").rmdir()
+    wait_for(lambda: not (b.path / "d").exists(), 3.0, "the removal of a directory")
+
+
+def test_what_is_published_is_read_once_on_either_mount(pair: tuple[Mount, Mount]) -> None:
+    """Sealed objects stay in the page cache across opens, whoever published them, also when they are remote."""
+    content = os.urandom(1 << 20)
+    publish(pair[0], "forever", content)
+    for mount in pair:
+
+        def reads(mount: Mount = mount) -> int:
+            stats = json.loads((mount.path / ".curvfs" / "stats.json").read_bytes())
+            return int(stats["operations"].get("read", {"count": 0})["count"])
+
+        assert (mount.kv / "forever").read_bytes() == content
+        before = reads()
+        for _ in range(5):
+            assert (mount.kv / "forever").read_bytes() == content
+        time.sleep(1.1)  # the name is not believed any longer, the pages are
+        assert (mount.kv / "forever").read_bytes() == content
+        assert reads() == before
+
+
+def test_a_direct_reader_beside_a_buffered_one(pair: tuple[Mount, Mount]) -> None:
+    content = os.urandom((2 << 20) + 77)
+    publish(pair[0], "both", content)
+    for mount in pair:
+        direct = os.open(mount.kv / "both", os.O_RDONLY | os.O_DIRECT)
+        buffered = os.open(mount.kv / "both", os.O_RDONLY)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                places = [random.Random(3).randrange(len(content)) for _ in range(60)]
+                for fd in (direct, buffered):
+                    found = pool.map(lambda at, fd=fd: os.pread(fd, 70_001, at), places)
+                    assert list(found) == [content[at : at + 70_001] for at in places]
+        finally:
+            os.close(direct)
+            os.close(buffered)
