@@ -35,7 +35,8 @@ class Engine:
             env=environment,
             text=True,
         )
-        self.receive("ready")
+        #: vLLM leaves it behind unless it is shut down in order.
+        self._left = Path(f"/dev/shm/vllm_offload_{self.receive('ready')}.mmap")
 
     def send(self, **command: Any) -> None:
         assert self._process.stdin is not None
@@ -73,6 +74,7 @@ class Engine:
         else:
             self._process.kill()
             self._process.wait(20)
+        self._left.unlink(missing_ok=True)
 
 
 def make_model(path: Path) -> Path:
@@ -105,7 +107,6 @@ def main(model: str, transfer: dict[str, Any]) -> None:
 
     # With LMCache in the environment vLLM asks for the variables of an object that has none.
     dispatcher.vars = lambda thing: found if isinstance(found := builtins.vars(thing), dict) else {}
-    engine_id = f"curvfs-test-{os.getpid()}"
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
@@ -114,14 +115,14 @@ def main(model: str, transfer: dict[str, Any]) -> None:
         enforce_eager=True,
         max_num_seqs=4,
         seed=0,
-        kv_transfer_config=KVTransferConfig(engine_id=engine_id, **transfer),
+        kv_transfer_config=KVTransferConfig(**transfer),
     )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, detokenize=False)
 
     def outputs(done: list[Any]) -> list[dict[str, Any]]:
         return [{"tokens": list(one.outputs[0].token_ids), "cached": one.num_cached_tokens} for one in done]
 
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": llm.llm_engine.vllm_config.kv_transfer_config.engine_id}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         if "end" in command:
@@ -145,7 +146,6 @@ def main(model: str, transfer: dict[str, Any]) -> None:
                     sys.stdin.readline()
             done = outputs(sorted(finished, key=lambda one: one.request_id))
         print(json.dumps({"outputs": done}), flush=True)
-    Path(f"/dev/shm/vllm_offload_{engine_id}.mmap").unlink(missing_ok=True)
     os._exit(0)  # threads of the engine may be waiting for a pool that is no more
 
 
