@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import shutil
@@ -19,7 +20,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import trio
+
+from curvfs.api import NewFile, open_filesystem
+from curvfs.errors import CurvfsError
 from tests.t4_mount.mounts import mounted
 
 Proof = Callable[[Path, Path, int], None]
@@ -237,6 +243,50 @@ def rsync(directory: Path, scratch: Path, size: int) -> None:
     _same_trees(source, back)
 
 
+def _mount_of(directory: Path) -> dict[str, Any]:
+    """What the mount that a directory is on tells of itself."""
+    found: dict[str, Any] = json.loads((directory.parent / ".curvfs" / "stats.json").read_bytes())
+    return found
+
+
+def _memory_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+
+def large_directory(directory: Path, scratch: Path, size: int) -> None:
+    """15,000 names for each size: listed whole and in order, also while names come and go; the daemon keeps what the
+    kernel knows of, and no more than a kilobyte and a half of it for each name."""
+    count = 15_000 * size
+    told = _mount_of(directory)
+
+    async def fill() -> None:
+        async with open_filesystem(told["url"]) as fs:
+            for start in range(0, count, 500):
+                files = [NewFile(f"/{directory.name}/n{index:06}", b"") for index in range(start, start + 500)]
+                assert not [done for done in await fs.write_files(files) if isinstance(done, CurvfsError)]
+
+    trio.run(fill)
+    names = [f"n{index:06}" for index in range(count)]
+    before = _memory_bytes(told["pid"])
+    assert os.listdir(directory) == names
+    grown = _memory_bytes(told["pid"]) - before
+    known = _mount_of(directory)["nodes"]
+    assert grown < 1536 * count + (16 << 20), f"{grown} bytes for {count} names, {known} of them known to the kernel"
+    seen = []
+    with os.scandir(directory) as entries:
+        for number, entry in enumerate(entries):
+            seen.append(entry.name)
+            if number % 500 == 250:
+                (directory / names[number]).unlink()  # already seen
+                (directory / names[-1 - number // 500]).unlink()  # not seen yet
+                (directory / f"a{number:06}").touch()  # before all of them
+    gone = count // 500
+    assert seen == names[: count - gone]
+    assert len(os.listdir(directory)) == count - 2 * gone + gone
+    print(f"  {count} names: {grown / count:.0f} bytes of memory each, {known} known to the kernel")
+
+
 PROOFS: dict[str, Proof] = {
     "fio sequential": fio_sequential,
     "fio random": fio_random,
@@ -249,7 +299,7 @@ PROOFS: dict[str, Proof] = {
     "rsync": rsync,
 }
 #: Too long for every test run.
-LONG_PROOFS: dict[str, Proof] = {"fio every way": fio_every_way}
+LONG_PROOFS: dict[str, Proof] = {"fio every way": fio_every_way, "large directory": large_directory}
 _PROGRAMS = {"make": "gcc", "sqlite": None}
 
 
