@@ -101,6 +101,17 @@ class Portal(Generic[R]):
                 del job  # the traceback holds this frame: break the cycle
         return job.result  # type: ignore[return-value]
 
+    def post(self, function: Callable[[], Awaitable[object]]) -> bool:
+        """Begin an async function that never raises in the trio thread, and do not wait for it; False when that thread
+        is gone. For finalizers: takes no lock, because the garbage collector may come along in any thread."""
+        if self._ended or self._token is None or os.getpid() != self._pid:
+            return False
+        try:
+            self._token.run_sync_soon(self._begin, function)
+        except trio.RunFinishedError:
+            return False
+        return True
+
     def close(self, timeout_s: float) -> bool:
         """Cancel what runs, end the thread, and wait for that up to ``timeout_s``; False when it was still busy then.
         Idempotent; in a forked child it does nothing."""
@@ -181,8 +192,15 @@ class Portal(Generic[R]):
             self._stop.set()
 
     def _start(self, job: _Job[Any]) -> None:
-        if self._nursery is not None and job in self._jobs:
-            self._nursery.start_soon(self._do, job)
+        if job in self._jobs:
+            self._begin(self._do, job)
+
+    def _begin(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        try:
+            if self._nursery is not None:
+                self._nursery.start_soon(function, *args)
+        except RuntimeError:
+            pass  # it has just been closed: whoever waits is answered when the thread ends
 
     async def _do(self, job: _Job[Any]) -> None:
         with trio.CancelScope() as job.scope:

@@ -124,12 +124,16 @@ class FileReader:
                 if isinstance(source, RemoteBlock):
                     self._remote.append((block.block_id, source))
 
-    async def aclose(self) -> None:
-        """Close what is open; idempotent, never raises."""
+    def close_local(self) -> None:
+        """The part of :meth:`aclose` that needs no trio thread, for when there is none any more."""
         self._closed = True
         local, self._local = self._local, {}
         for block in local.values():
             block.close()
+
+    async def aclose(self) -> None:
+        """Close what is open; idempotent, never raises."""
+        self.close_local()
         remote, self._remote = self._remote, []
         async with trio.open_nursery() as nursery:
             for _, stream in remote:

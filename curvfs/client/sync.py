@@ -47,7 +47,7 @@ Portal = _Portal[CurvineFileSystem]
 
 
 class SyncFileReader:
-    """:class:`~curvfs.client.reader.FileReader`, blocking. A context manager."""
+    """:class:`~curvfs.client.reader.FileReader`, blocking. A context manager; forgotten, it closes itself."""
 
     def __init__(self, client: SyncFileSystem, reader: FileReader) -> None:
         self._client = client  # keeps it open
@@ -68,7 +68,13 @@ class SyncFileReader:
         return self._client.portal.run(self._reader.read_at, offset_bytes, length_bytes)
 
     def close(self) -> None:
-        self._client.portal.run(self._reader.aclose)
+        """Idempotent; raises UsageError in a forked child, and nothing else."""
+        try:
+            self._client.portal.run(self._reader.aclose)
+        except UsageError:
+            raise
+        except CurvfsError:
+            self._reader.close_local()  # the client is closed, and its streams with it
 
     def __enter__(self) -> Self:
         return self
@@ -76,9 +82,14 @@ class SyncFileReader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if not self._reader.idle and not self._client.portal.post(self._reader.aclose):
+            self._reader.close_local()
+
 
 class SyncFileWriter:
-    """:class:`~curvfs.client.writer.FileWriter`, blocking. A context manager: a clean exit closes, an error aborts."""
+    """:class:`~curvfs.client.writer.FileWriter`, blocking. A context manager: a clean exit closes, an error aborts.
+    Forgotten, it is aborted, too."""
 
     def __init__(self, client: SyncFileSystem, writer: FileWriter) -> None:
         self._client = client  # keeps it open
@@ -129,6 +140,10 @@ class SyncFileWriter:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._client.portal.run(self._writer.__aexit__, kind, error, traceback)
+
+    def __del__(self) -> None:
+        if not self._writer.closed:
+            self._client.portal.post(self._writer.abort)
 
 
 class SyncReadExtents:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -181,6 +181,69 @@ def test_close_while_others_wait(url: str) -> None:
     assert len(failed) == 3
 
 
+def test_calls_that_come_while_it_closes_are_told_so(url: str) -> None:
+    words: set[str] = set()
+
+    def call(sync: SyncFileSystem) -> None:
+        try:
+            while True:
+                sync.exists("/")
+        except CurvfsError as error:
+            words.add(str(error))
+
+    for _ in range(10):
+        sync = SyncFileSystem.connect(url)
+        threads = [threading.Thread(target=call, args=(sync,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.02)
+        assert sync.close()
+        for thread in threads:
+            thread.join()
+    assert words == {"The client is closed; connect anew."}
+
+
+def _open_block_files() -> list[str]:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [name for name in (os.readlink(link) for link in links if os.path.islink(link)) if "/blk_" in name]
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_forgotten_readers_and_writers_give_their_files_back(sync: SyncFileSystem) -> None:
+    with sync.create("/f") as writer:
+        writer.write(b"x" * 10_000)
+    forgotten = [sync.open("/f") for _ in range(3)]
+    for reader in forgotten:
+        assert reader.read_at(0, 1) == b"x"
+    begun = sync.create("/g")
+    begun.write(b"y")
+    assert len(_open_block_files()) == 4
+    del forgotten, reader, begun
+    gc.collect()
+    _wait_until(lambda: not _open_block_files())
+    _wait_until(lambda: sync.stat("/g").is_complete)
+    assert sync.stat("/g").length_bytes == 0
+
+
+def test_a_reader_that_outlives_its_client_closes_its_files(url: str) -> None:
+    with SyncFileSystem.connect(url, client_hostname=WORKER_HOSTNAME) as sync:
+        with sync.create("/f") as writer:
+            writer.write(b"x" * 10_000)
+        left, forgotten = sync.open("/f"), sync.open("/f")
+        assert left.read_at(0, 1) == forgotten.read_at(0, 1)
+    left.close()
+    assert len(_open_block_files()) == 1
+    del forgotten
+    gc.collect()
+    assert not _open_block_files()
+
+
 def test_a_thread_that_died_leaves_nobody_waiting(url: str) -> None:
     sync = SyncFileSystem.connect(url)
 
@@ -299,7 +362,7 @@ PAIRS = [
 @pytest.mark.parametrize(("asynchronous", "blocking", "apart"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
 def test_both_faces_offer_the_same(asynchronous: type, blocking: type, apart: set[str]) -> None:
     """Every call, with the same parameters, but what belongs to trio or to whoever keeps open files."""
-    kept = {"aclose", "idle", "located", "open_blocks", "closed", "moved_to", "close_descriptors"}
+    kept = {"aclose", "idle", "located", "open_blocks", "closed", "moved_to", "close_descriptors", "close_local"}
     for name, member in inspect.getmembers(asynchronous):
         if name.startswith("_") or name in kept | apart:
             continue
