@@ -65,19 +65,14 @@ class Aside:
     def empty(self, *, early: bool, namespace: str = "") -> int:
         """Remove the trash that nobody was promised any more; ``early``: the oldest minute's in any case. With a
         ``namespace`` only its own."""
-        try:
-            minutes = sorted(entry.name for entry in self._store.entries(self._trash) if entry.is_directory)
-        except CurvfsError as error:
-            if error.errno_ == errno.ENOENT:
-                return 0
-            raise
+        minutes = sorted(entry.name for entry in self._entries(self._trash) if entry.is_directory)
         removed = 0
         for minute in minutes:
             over_s = 60.0 * (int(minute) + 1) + 2 * self._lease_s if minute.isdigit() else 0.0
             if not early and self._staging.now_s() < over_s:
                 break
             path = f"{self._trash}/{minute}"
-            found = self._store.entries(path)
+            found = self._entries(path)
             ours = [entry for entry in found if _is_of(entry, namespace)]
             for entry in ours:
                 self._store.remove_file(f"{path}/{entry.name}")
@@ -97,14 +92,19 @@ class Aside:
     def used_bytes(self, namespace: str = "") -> int:
         """What the trash takes, or what one ``namespace`` has in it: it counts as used."""
         used = 0
-        try:
-            for minute in self._store.entries(self._trash):
-                found = self._store.entries(f"{self._trash}/{minute.name}")
-                used += sum(entry.length_bytes for entry in found if _is_of(entry, namespace))
-        except CurvfsError as error:
-            if error.errno_ != errno.ENOENT:
-                raise
+        for minute in self._entries(self._trash):
+            found = self._entries(f"{self._trash}/{minute.name}")
+            used += sum(entry.length_bytes for entry in found if _is_of(entry, namespace))
         return used
+
+    def _entries(self, path: str) -> list[Entry]:
+        """What a directory holds; nothing when it is not there, or somebody removed it just now."""
+        try:
+            return self._store.entries(path)
+        except CurvfsError as error:
+            if error.errno_ == errno.ENOENT:
+                return []
+            raise
 
     def quarantine(self, name: str, identity: Hashable) -> bool:
         """Move a damaged object away, unless it turns out to be another one than was read: that one is put back."""

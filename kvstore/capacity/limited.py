@@ -75,6 +75,7 @@ class LimitedRoom(Room):
         self._counted = world.threads.event()
         self._count_error: CurvfsError | None = None
         self._counted_s = self._tried_s = self._freed_s = self._told_s = -1e9
+        self._trashed_bytes = 0
         self._recount = True
         self._missing = 0
         self._count_took_s = 0.0
@@ -216,7 +217,7 @@ class LimitedRoom(Room):
         floor = self._settings.min_free_bytes
         everybodys = floor > 0 and self._free_bytes < floor
         removed = self._backend.empty_trash(early=True, namespace="" if everybodys else self._namespace)
-        self._trash_bytes = self._backend.trash_bytes(self._namespace)
+        self._measure_trash()
         return removed > 0
 
     def published(self, page: Page, size_bytes: int) -> None:
@@ -257,6 +258,7 @@ class LimitedRoom(Room):
         self._ledger.evicts = True
         if to_trash:
             self._trash_bytes += entry.size_bytes
+            self._trashed_bytes += entry.size_bytes
         else:
             self._free_bytes += entry.size_bytes
             if self._backend.frees_after_s:
@@ -399,6 +401,13 @@ class LimitedRoom(Room):
 
     # ---------------------------------------------------------------------------------------------------- housekeeping
 
+    def _measure_trash(self) -> None:
+        """Look what is in the trash; what goes there meanwhile may count twice, not never."""
+        before_bytes = self._trashed_bytes
+        found_bytes = self._backend.trash_bytes(self._namespace)
+        with self._lock:
+            self._trash_bytes = found_bytes + self._trashed_bytes - before_bytes
+
     def _exchange(self) -> None:
         """Say what we have, hear what the others have. Raises CurvfsError."""
         if self._settings.quota_bytes is None:
@@ -407,7 +416,7 @@ class LimitedRoom(Room):
         self._ledger.read()
         freed_bytes = self._ledger.others_freed_bytes
         if freed_bytes != self._trashed_by_others:  # what they took away may have gone to the trash
-            self._trash_bytes = self._backend.trash_bytes(self._namespace)
+            self._measure_trash()
             self._trashed_by_others = freed_bytes
         self._told_s = self._clock.monotonic_s()
 
@@ -421,7 +430,7 @@ class LimitedRoom(Room):
             else:
                 others += 1
         self._staged_bytes = dead_bytes
-        self._trash_bytes = self._backend.trash_bytes(self._namespace)
+        self._measure_trash()
         self._others = others
         self._alone = others == 0 and self._ledger.living == 0
 
@@ -451,6 +460,7 @@ class LimitedRoom(Room):
             if self._stopped:
                 raise CurvfsError("The store is being closed.")
             found.append(entry)
+        self._measure_trash()  # after the walk: what went there meanwhile was not found by it
         self._ledger.end_count(before)
         with self._lock:
             self._objects_bytes = self._index.end_count(found)
@@ -475,7 +485,7 @@ class LimitedRoom(Room):
                 self._exchange()
                 self._ledger.remove_old()
                 self._backend.empty_trash()
-                self._trash_bytes = self._backend.trash_bytes(self._namespace)
+                self._measure_trash()
             if self._recount or self._ledger.stale or (not self._alone and self._is_outdated()):
                 self.count()
             self._expire()

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.sim.kvmutants import KV_MUTANTS, find_kv
+from tests.sim.kvstores import run_kv_seed
 from tests.sim.mutants import MUTANTS, find
 from tests.sim.scenario import run_seed
 from tests.sim.seeds import Summary, run_seeds
@@ -34,6 +36,7 @@ def main() -> int:
     seeds.add_argument("--limit-s", type=float, help="start no more seeds after so many seconds")
     seeds.add_argument("--jobs", type=int, help="processes (default: one per core)")
     seeds.add_argument("--mounts", action="store_true", help="runs of two mounts (tests/sim/mounts.py)")
+    seeds.add_argument("--stores", action="store_true", help="runs of several kvstores (tests/sim/kvstores.py)")
     seeds.add_argument("--record", type=Path, help="append a line about the run to this file")
     commands.add_parser("mutants", help="find the planted bugs")
     arguments = parser.parse_args()
@@ -56,8 +59,7 @@ def _seeds(arguments: argparse.Namespace) -> int:
             shown.add(seed)
             if len(shown) <= _SHOWN_FAILURES:
                 print(summary.failures[seed])
-            again = f"make sim FROM={seed} SEEDS=1" + (" SIM_OPTIONS=--mounts" if arguments.mounts else "")
-            print(f"seed {seed} FAILED; again with: {again}", flush=True)
+            print(f"seed {seed} FAILED; again with: make sim FROM={seed} SEEDS=1{_options(arguments)}", flush=True)
         if time.monotonic() - shown_s > _PROGRESS_S:
             shown_s = time.monotonic()
             print(summary.describe(), flush=True)
@@ -65,6 +67,8 @@ def _seeds(arguments: argparse.Namespace) -> int:
     began = datetime.datetime.now(datetime.UTC)
     if arguments.mounts:
         from tests.sim.mounts import run_mount_seed as one  # needs pyfuse3
+    elif arguments.stores:
+        one = run_kv_seed
     else:
         one = run_seed
     total = run_seeds(
@@ -72,7 +76,7 @@ def _seeds(arguments: argparse.Namespace) -> int:
     )
     print(f"{total.describe()}\nfaults that struck: {_faults(total)}")
     if arguments.record is not None:
-        options = " SIM_OPTIONS=--mounts" if arguments.mounts else ""
+        options = _options(arguments)
         _record(arguments.record, began, arguments.first, total, options)
     return 1 if total.failures else 0
 
@@ -101,11 +105,17 @@ def _record(path: Path, began: datetime.datetime, first: int, total: Summary, op
         )
 
 
+def _options(arguments: argparse.Namespace) -> str:
+    return " SIM_OPTIONS=--mounts" if arguments.mounts else " SIM_OPTIONS=--stores" if arguments.stores else ""
+
+
 def _mutants() -> int:
     missed = 0
-    for mutant, bound in MUTANTS.items():
+    planted = [(mutant, bound, find) for mutant, bound in MUTANTS.items()]
+    planted += [(mutant, bound, find_kv) for mutant, bound in KV_MUTANTS.items()]
+    for mutant, bound, search in planted:
         began_s = time.monotonic()
-        found = find(mutant, bound)
+        found = search(mutant, bound)
         took_s = time.monotonic() - began_s
         if found is None:
             missed += 1
