@@ -14,7 +14,7 @@ from functools import partial
 import trio
 
 from curvfs.client.convert import storage_type, worker_address
-from curvfs.client.diskcalls import CALL_BYTES, SharedFile, write_from
+from curvfs.client.diskcalls import CALL_BYTES, SharedFile, read_into, write_from
 from curvfs.client.localfiles import LocalFile, Refused
 from curvfs.client.records import WorkerAddress
 from curvfs.client.session import Session, worker_key
@@ -133,6 +133,16 @@ class LocalReplica(Replica):
                 self._session.hung_blocks.add(self._block_id)
                 raise CurvfsError(f"{doing}: {error}", errno_=errno.ETIMEDOUT) from error
             self._session.stats["bytes_written_local"] += len(piece)
+
+    async def read(self, view: memoryview, offset_bytes: int) -> None:
+        """Fill ``view``, which holds zeros, with what was written so far. Raises CurvfsError."""
+        file = self._take()
+        file.use()
+        read = partial(read_into, self._session.world.disk, file.fd, view, offset_bytes)
+        try:
+            await self._session.local.disk.call(self.worker_id, read, release=file.close)
+        except OSError as error:
+            raise from_os_error(error, doing="Cannot read the local file of a block") from error
 
     def _take(self) -> SharedFile:
         if self._file is None:

@@ -376,9 +376,13 @@ class FileWriter:
     # ------------------------------------------------------------------------------------------- reading, resizing
 
     async def read_at(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Bytes as written so far; publishes first when there is something to be published."""
+        """Bytes as written so far. What lies in a local block that is being written is read from there; else what
+        there is to be published is published first."""
         async with self._lock:
             self._check_open()
+            found = await self._read_open(offset_bytes, min(length_bytes, self._length - offset_bytes))
+            if found is not None:
+                return found
             await self._flush()
             if self._reader is None:
                 answer = await self._calls.block_locations(self._full_path)
@@ -386,6 +390,23 @@ class FileWriter:
                     self._session, self._calls, self._full_path, located_from_wire(answer, self.path)
                 )
             return await self._reader.read_at(offset_bytes, length_bytes)
+
+    async def _read_open(self, offset_bytes: int, length_bytes: int) -> bytes | None:
+        """Bytes of one block that is being written as a local file; else None. Publishing a block for every
+        read would have the worker copy it for every write that follows."""
+        if offset_bytes < 0:
+            return None
+        if length_bytes <= 0:
+            return b""
+        index, inside = divmod(offset_bytes, self._block_size)
+        if inside + length_bytes > self._block_size or index not in self._open:
+            return None
+        local = self._open[index].local
+        if local is None:
+            return None
+        buffer = bytearray(length_bytes)
+        await local.read(memoryview(buffer), inside)
+        return bytes(buffer)
 
     async def _forget_reader(self) -> None:
         reader, self._reader = self._reader, None

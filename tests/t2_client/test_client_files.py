@@ -379,3 +379,31 @@ async def test_extreme_frames(target: Target, chunk: int) -> None:
     async with open_filesystem(target.url, client_hostname="elsewhere", chunk_size_bytes=chunk) as fs:
         await put(fs, "/f", content)
         assert await content_of(fs, "/f") == content
+
+
+async def test_reading_back_between_writes(fs: CurvineFileSystem) -> None:
+    """Every read sees what was written before it: within a block, over two, beyond what the block's file holds, after
+    a cut, and at the end. From a local file it costs the master nothing."""
+    expected = bytearray()
+    async with await fs.create("/f") as writer:
+        for number in range(40):
+            at = number * 77_777 % 1_300_000
+            piece = random.Random(number).randbytes(9000)
+            await writer.write_at(piece, at)
+            expected.extend(bytes(max(0, at + len(piece) - len(expected))))
+            expected[at : at + len(piece)] = piece
+            for start, size in ((at - at % 4096, 20_000), (MIB - 100, 200), (number * 33_333, 10)):
+                assert await writer.read_at(start, size) == expected[start : start + size], (number, start)
+            if number == 20:
+                del expected[600_000:]
+                await writer.truncate(600_000)
+        assert await writer.read_at(len(expected), 10) == b""
+        await writer.write_at(b"one", 0)
+        calls = fs.stats()["master_calls"]
+        for number in range(10):
+            await writer.write_at(b"two", number * 1000)
+            assert await writer.read_at(number * 1000, 3) == b"two"
+            expected[number * 1000 : number * 1000 + 3] = b"two"
+        local = fs.stats()["short_circuit_opens"] > 0
+        assert (fs.stats()["master_calls"] == calls) == local
+    assert await content_of(fs, "/f") == expected
