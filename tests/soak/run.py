@@ -33,7 +33,7 @@ CLIENTS = 32
 PAGE = Geometry.raw(60_000, page_tokens=64)
 WHOSE = Identity.of(PAGE, model="soak", revision="1")
 OBJECT_BYTES = 65536
-QUOTA_BYTES = 96 << 20
+QUOTA_BYTES = 24 << 20
 TIMEOUT_S = 5.0
 LOOKUP_TIMEOUT_S = 2.0
 #: What a busy machine may add to a deadline.
@@ -41,7 +41,8 @@ GRACE_S = 1.0
 _SAMPLE_S = 2.0
 _KILL_EVERY_S = 45.0
 _STOP_S = 10.0
-_PREFIXES = 200
+#: Prefixes that are asked for, at most; few enough that what every client remembers of them is soon complete.
+_PREFIXES = 40
 #: Between two requests of a client.
 _THINK_S = (6.0, 12.0)
 _HOSTNAME = "soak"
@@ -306,12 +307,13 @@ def _draw(samples: list[Sample], path: Path) -> None:
         ("memory of the clients, MiB", "descriptors", "blocks in the pool, MiB"),
         strict=True,
     ):
+        if name == "pool_mib":
+            axis.axhline(QUOTA_BYTES / (1 << 20), color="tab:red", linewidth=1, label="quota")
+            axis.legend(loc="lower right")
         axis.plot(times, [getattr(sample, name) for sample in samples], linewidth=1)
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    axes[2].axhline(QUOTA_BYTES / (1 << 20), color="tab:red", linewidth=1, label="quota")
-    axes[2].legend(loc="lower right")
     axes[2].set_xlabel("seconds")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
