@@ -285,7 +285,8 @@ def own_tests(copy: Path, *names: str, tmp: Path, timeout_s: float, choose: str 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_vllms_own_tests_with_our_tier_registered(tmp_path: Path) -> None:
-    counts = own_tests(tmp_path, "", tmp=tmp_path, timeout_s=1700)
+    # What starts four processes and gives them 30 s hangs for ever on a machine too busy for that.
+    counts = own_tests(tmp_path, "", tmp=tmp_path, timeout_s=1700, choose="not mp_barrier and not multiprocess")
     assert counts["passed"] + counts.get("failed", 0) >= 800
     assert counts.get("error", 0) <= 36  # their fixtures that want a GPU
 
