@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from curvfs.server.behaviour import Behaviour
 from curvfs.server.layout import Layout, StorageVersion
 from curvfs.server.metastore import MetaStore
 from curvfs.server.records import AllocOptions, Block
-from curvfs.server.refusals import COMMON, OUT_OF_SPACE, common, refusal
+from curvfs.server.refusals import COMMON, IO, OUT_OF_SPACE, common, refusal
 from curvfs.units import MIB
 from curvfs.world import World
 
@@ -403,11 +404,14 @@ class BlockStore:
         for path, published in ((self.layout.active(block_id), True), (self.layout.staging(block_id), False)):
             with os_errors(f"opening block {block_id}"):
                 try:
-                    fd = self._disk.open(path, os.O_RDONLY)
+                    fd = self._disk.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would keep everybody waiting
                 except FileNotFoundError:
                     continue
-                length_bytes = self._disk.fstat(fd).st_size
-                return OpenBlock(fd, path if published else None, length_bytes, length_bytes)
+                status = self._disk.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    self._disk.close(fd)
+                    raise refusal(IO, f"opening block {block_id}: {path} is no regular file")
+                return OpenBlock(fd, path if published else None, status.st_size, status.st_size)
         raise self._not_found(block_id)
 
     # ------------------------------------------------------------------------------------------------------- files

@@ -275,6 +275,17 @@ async def test_an_unknown_block(pair: Pair) -> None:
     assert (caught.value.kind, caught.value.text) == (29, "Block 12345678901 not found")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_what_is_no_file_in_place_of_a_block_is_an_error_and_keeps_nobody_waiting(pair: Pair, make: Any) -> None:
+    located = await pair.written(b"content")
+    pair.active(located).unlink()
+    make(pair.active(located))
+    with trio.fail_after(10):
+        await refused(1, RawBlock(pair.worker, located.block).open_read(7), "is no regular file")
+        await pair.written(b"another", "/g")
+        assert await pair.content("/g") == b"another"
+
+
 async def test_a_second_open_replaces_the_stream(pair: Pair) -> None:
     one, two = await pair.written(b"one", "/1"), await pair.written(b"two", "/2")
     first, second = RawBlock(pair.worker, one.block), RawBlock(pair.worker, two.block)
