@@ -20,7 +20,7 @@ Where it is not certain on which side of the count something falls, it counts as
 after the count; what was pending before it counts as put after it; what an evicting writer freed counts only from its
 first record that is newer than both. The next count puts that right.
 
-A writer's last two records are kept: who lists a directory while names come and go may miss the newest. Files last
+A writer's last records are kept: who lists a directory while names come and go may miss the newest. Files last
 touched long ago are removed, and whoever missed that counts anew.
 """
 
@@ -38,6 +38,11 @@ QUOTA = ".quota"
 SILENT_S = 120.0
 #: After so long without a record of its own a writer begins a new one: the old one may have been removed.
 _BEGIN_ANEW_S = 300.0
+_RECORDS_KEPT = 3
+#: How often a listing is repeated that misses a writer.
+_LISTED_AGAIN = 3
+#: A writer first seen with a record of a higher number was there before.
+_YOUNG = 4
 #: Records not renewed for so long are removed.
 _REMOVE_S = 900.0
 
@@ -191,7 +196,7 @@ class Ledger:
         self._said_spent, self._said_freed = record.spent_bytes, record.freed_bytes
         self.said_pending_bytes = record.pending_bytes
         self._written.append(record)
-        while len(self._written) > 2:
+        while len(self._written) > _RECORDS_KEPT:
             self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")
 
     def _touch(self, record: Record) -> float:
@@ -207,7 +212,19 @@ class Ledger:
     # ---------------------------------------------------------------------------------------------------------- others
 
     def _list(self) -> dict[str, Record]:
-        """The newest record of every other writer."""
+        """The newest record of every other writer. Whoever was there and seems to be gone is looked for again: records
+        that come and go while a directory is listed may be missed."""
+        known = {writer for writer, other in self._others.items() if not other.gone and not other.record.closed}
+        newest = self._list_once()
+        for _ in range(_LISTED_AGAIN):
+            if known <= newest.keys():
+                break
+            for writer, record in self._list_once().items():
+                if writer not in newest or newest[writer].number < record.number:
+                    newest[writer] = record
+        return newest
+
+    def _list_once(self) -> dict[str, Record]:
         newest: dict[str, Record] = {}
         try:
             entries = self._records.entries(self._directory)
@@ -232,8 +249,9 @@ class Ledger:
             for writer, record in found.items():
                 if writer in others:
                     others[writer].update(record)
-                else:
-                    others[writer] = _Other(record)
+                else:  # new, or missed until now: what it freed before may be in our count
+                    others[writer] = _Other(record, freed_before=None, unsure_until=record.number)
+                    self.stale |= record.number > _YOUNG
             for writer, other in others.items():
                 other.gone |= writer not in found
                 self.stale |= other.fell_silent(self.now_s())
