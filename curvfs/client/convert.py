@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from curvfs.client.paths import name_of
@@ -26,7 +28,7 @@ from curvfs.client.records import (
     WorkerAddress,
     WorkerInfo,
 )
-from curvfs.errors import RemoteProtocolError
+from curvfs.errors import InvalidRequest, RemoteProtocolError
 from curvfs.wire.messages import pb
 
 E = TypeVar("E", bound=enum.IntEnum)
@@ -35,6 +37,17 @@ E = TypeVar("E", bound=enum.IntEnum)
 _RDEV_XATTR = "curvine.rdev"
 _INTERNAL_XATTRS = frozenset((_RDEV_XATTR, "curvine.i_flags"))
 _U32 = struct.Struct("<I")
+
+
+@contextmanager
+def sendable(doing: str) -> Iterator[None]:
+    """Around the making of a message from what a caller gave: a number that does not fit its field, or text that is
+    not Unicode, is an InvalidRequest."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        reason = str(error)
+        raise InvalidRequest(f"Cannot {doing}: {reason[:1].lower()}{reason[1:].rstrip('.')}.") from error
 
 
 def device_xattr(number: int) -> dict[str, bytes]:
@@ -150,16 +163,17 @@ def filesystem_info(answer: pb.GetFilesystemInfoResponse) -> FilesystemInfo:
 
 
 def lock_to_wire(lock: FileLock, client_id: str) -> pb.FileLockProto:
-    return pb.FileLockProto(
-        client_id=client_id,
-        owner_id=lock.owner_id,
-        pid=lock.pid,
-        acquire_time=0,
-        lock_type=int(lock.kind),  # type: ignore[arg-type]
-        lock_flags=int(lock.flock),  # type: ignore[arg-type]
-        start=lock.start,
-        end=lock.end,
-    )
+    with sendable(f"lock {lock.start} to {lock.end} for {lock.owner_id}"):
+        return pb.FileLockProto(
+            client_id=client_id,
+            owner_id=lock.owner_id,
+            pid=lock.pid,
+            acquire_time=0,
+            lock_type=int(lock.kind),  # type: ignore[arg-type]
+            lock_flags=int(lock.flock),  # type: ignore[arg-type]
+            start=lock.start,
+            end=lock.end,
+        )
 
 
 def lock_from_wire(lock: pb.FileLockProto) -> FileLock:

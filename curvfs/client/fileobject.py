@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -102,6 +103,7 @@ class FileObject(io.RawIOBase):
 
     @as_files_raise
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        offset = operator.index(offset)
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}.get(whence)
         if start is None or start + offset < 0:
             raise UsageError(f"Cannot seek in {self.name} to {offset} from {whence}: there is no such place.")

@@ -299,21 +299,24 @@ class CurvineFileSystem:
         Raises NotFound. Does not follow a final symlink.
         """
         full = self._for_change(path)
-        options = pb.SetAttrOptsProto(recursive=recursive, remove_x_attr=remove_xattrs, add_x_attr=dict(xattrs or {}))
-        if mode is not None:
-            options.mode = mode & 0o7777
-        if owner is not None:
-            options.owner = owner
-        if group is not None:
-            options.group = group
-        if atime_ms is not None:
-            options.atime = atime_ms
-        if mtime_ms is not None:
-            options.mtime = mtime_ms
-        if ttl_ms is not None:
-            options.ttl_ms = ttl_ms
-        if ttl_action is not None:
-            options.ttl_action = int(ttl_action)  # type: ignore[assignment]
+        with convert.sendable(f"set attributes of {full}"):
+            options = pb.SetAttrOptsProto(
+                recursive=recursive, remove_x_attr=remove_xattrs, add_x_attr=dict(xattrs or {})
+            )
+            if mode is not None:
+                options.mode = mode & 0o7777
+            if owner is not None:
+                options.owner = owner
+            if group is not None:
+                options.group = group
+            if atime_ms is not None:
+                options.atime = atime_ms
+            if mtime_ms is not None:
+                options.mtime = mtime_ms
+            if ttl_ms is not None:
+                options.ttl_ms = ttl_ms
+            if ttl_action is not None:
+                options.ttl_action = int(ttl_action)  # type: ignore[assignment]
         return convert.file_status(await self._calls.set_attr(full, options), paths.normalize(path))
 
     async def get_lock(self, path: str, lock: FileLock) -> FileLock | None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from curvfs.client.convert import sendable
 from curvfs.client.records import DEFAULT_POLICY, FileKind, StoragePolicy
 from curvfs.client.session import Session
 from curvfs.errors import (
@@ -114,9 +115,10 @@ class MasterCalls:
         return answer.exists
 
     async def list_options(self, path: str, start_after: str, limit: int) -> Sequence[pb.FileStatusProto]:
-        options = pb.ListOptionsProto(limit=limit)
-        if start_after:
-            options.start_after = start_after
+        with sendable(f"list {path}"):
+            options = pb.ListOptionsProto(limit=limit)
+            if start_after:
+                options.start_after = start_after
         request = pb.ListOptionsRequest(path=path, options=options)
         answer = await self.call(RpcCode.LIST_OPTIONS, request, pb.ListOptionsResponse, f"list {path}")
         return answer.statuses
@@ -160,14 +162,15 @@ class MasterCalls:
         policy: StoragePolicy = DEFAULT_POLICY,
     ) -> pb.FileStatusProto:
         """Replayed, it is executed again and may find its own directory."""
-        options = pb.MkdirOptsProto(
-            create_parent=parents,
-            mode=mode,
-            x_attr=dict(xattrs),
-            storage_policy=_storage_policy(policy),
-            owner=owner,
-            group=group,
-        )
+        with sendable(f"make {path}"):
+            options = pb.MkdirOptsProto(
+                create_parent=parents,
+                mode=mode,
+                x_attr=dict(xattrs),
+                storage_policy=_storage_policy(policy),
+                owner=owner,
+                group=group,
+            )
         progress = Progress()
         request = pb.MkdirRequest(path=path, opts=options)
         try:
@@ -256,7 +259,8 @@ class MasterCalls:
 
     async def symlink(self, target: str, link: str, *, owner: str, group: str) -> None:
         progress = Progress()
-        request = pb.SymlinkRequest(target=target, link=link, force=False, mode=0o777, owner=owner, group=group)
+        with sendable(f"make the symlink {link}"):
+            request = pb.SymlinkRequest(target=target, link=link, force=False, mode=0o777, owner=owner, group=group)
         try:
             await self._anew(RpcCode.SYMLINK, request, pb.SymlinkResponse, f"make the symlink {link}", progress)
         except FileExists_:
@@ -495,19 +499,20 @@ class MasterCalls:
         kind: FileKind = FileKind.FILE,
     ) -> pb.CreateFileOptsProto:
         """CreateFileOptsProto for a file of ours (3.4), with the settings' storage policy unless one is given."""
-        return pb.CreateFileOptsProto(
-            create_flag=0,
-            create_parent=False,
-            file_type=int(kind),  # type: ignore[arg-type]
-            replicas=replicas,
-            block_size=block_size_bytes,
-            x_attr=dict(xattrs or {}),
-            storage_policy=_storage_policy(self._session.policy if policy is None else policy),
-            client_name=self._session.client_name,
-            mode=mode,
-            owner=owner,
-            group=group,
-        )
+        with sendable("create a file with these attributes"):
+            return pb.CreateFileOptsProto(
+                create_flag=0,
+                create_parent=False,
+                file_type=int(kind),  # type: ignore[arg-type]
+                replicas=replicas,
+                block_size=block_size_bytes,
+                x_attr=dict(xattrs or {}),
+                storage_policy=_storage_policy(self._session.policy if policy is None else policy),
+                client_name=self._session.client_name,
+                mode=mode,
+                owner=owner,
+                group=group,
+            )
 
 
 def _is_new(status: pb.FileStatusProto, options: pb.CreateFileOptsProto) -> bool:

@@ -36,7 +36,7 @@ from curvfs.client.records import (
 from curvfs.client.syncstores import SyncUnderStores
 from curvfs.client.writer import FileWriter
 from curvfs.config import ClientConfig, resolve_config
-from curvfs.errors import CurvfsError, NotFound, UsageError
+from curvfs.errors import CurvfsError, InvalidRequest, NotFound, UsageError
 from curvfs.world import Buffer, World
 
 T = TypeVar("T")
@@ -488,6 +488,8 @@ class SyncFileSystem:
         self, path: str, page_size: int = 1000, *, start_after: str = ""
     ) -> Iterator[builtins.list[FileStatus]]:
         """Pages of a listing, each fetched when it is asked for."""
+        if page_size <= 0:
+            raise InvalidRequest(f"Cannot list {path} in pages of {page_size} entries.")
         while True:
             page = self.list(path, start_after=start_after, limit=page_size)
             if page:

@@ -77,6 +77,8 @@ def _use_file_objects(url: str) -> None:
                 with pytest.raises(OSError, match="Cannot seek in /f") as nowhere:
                     raw.seek(offset, whence)
                 assert isinstance(nowhere.value, CurvfsError) and nowhere.value.errno == errno.EINVAL
+            with pytest.raises(TypeError):
+                raw.seek(1.5)  # type: ignore[arg-type]
             with pytest.raises(io.UnsupportedOperation):
                 raw.write(b"x")
         with pytest.raises(ValueError, match="closed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import inspect
 import os
@@ -18,10 +19,13 @@ import trio
 
 from curvfs.api import (
     CurvineFileSystem,
+    FileLock,
     FileReader,
     FileWriter,
     Located,
+    LockKind,
     ReadExtents,
+    StoragePolicy,
     SyncFileReader,
     SyncFileSystem,
     SyncFileWriter,
@@ -29,7 +33,15 @@ from curvfs.api import (
     SyncUnderStores,
     UnderStores,
 )
-from curvfs.errors import ConfigError, ConnectFailed, CurvfsError, DeadlineExceeded, NotFound, UsageError
+from curvfs.errors import (
+    ConfigError,
+    ConnectFailed,
+    CurvfsError,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    UsageError,
+)
 from tests.t2_client.conftest import WORKER_HOSTNAME
 
 
@@ -242,6 +254,34 @@ def test_a_reader_that_outlives_its_client_closes_its_files(url: str) -> None:
     del forgotten
     gc.collect()
     assert not _open_block_files()
+
+
+WRONG: dict[str, Callable[[SyncFileSystem], object]] = {
+    "mkdir mode": lambda fs: fs.mkdir("/d", mode=-1),
+    "mkdir owner": lambda fs: fs.mkdir("/d", owner="\udcff"),
+    "mkdir xattr": lambda fs: fs.mkdir("/d", xattrs={"\udcff": b""}),
+    "create mode": lambda fs: fs.create("/g", mode=1 << 32),
+    "create group": lambda fs: fs.create("/g", group="\udcff"),
+    "create ttl": lambda fs: fs.create("/g", policy=StoragePolicy(ttl_ms=1 << 63)),
+    "symlink target": lambda fs: fs.symlink("\udcff", "/s"),
+    "mtime": lambda fs: fs.set_attr("/f", mtime_ms=1 << 63),
+    "remove_xattrs": lambda fs: fs.set_attr("/f", remove_xattrs=["\udcff"]),
+    "start_after": lambda fs: fs.list("/", start_after="\udcff"),
+    "page_size": lambda fs: next(fs.list_iter("/", 0)),
+    "lock owner": lambda fs: fs.set_lock("/f", FileLock(kind=LockKind.READ, owner_id=-1)),
+    "lock range": lambda fs: fs.get_lock("/f", FileLock(kind=LockKind.READ, owner_id=1, end=1 << 64)),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_what_fits_no_message_is_refused_in_a_sentence(
+    sync: SyncFileSystem, call: Callable[[SyncFileSystem], object]
+) -> None:
+    sync.create("/f").close()
+    with pytest.raises(InvalidRequest, match=r"^Cannot [^\n]+\.$") as caught:
+        call(sync)
+    assert caught.value.errno_ == errno.EINVAL
+    assert [status.name for status in sync.list("/")] == ["f"]
 
 
 def test_a_thread_that_died_leaves_nobody_waiting(url: str) -> None:
