@@ -1,7 +1,7 @@
 # Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
 VENV := .venv/bin
 
-.PHONY: demo test test-gpu lint pytest sim sim-mutants soak soak-mount bench-mount proto build clean setup-demo setup-test setup-proto
+.PHONY: demo test test-gpu lint pytest sim sim-mutants soak soak-mount bench bench-client bench-kv bench-mount bench-scale bench-engines engines engines-full test-engines test-engines-full proto build clean setup-demo setup-test setup-proto
 
 demo: setup-demo
 	@$(VENV)/curvfs demo
@@ -74,11 +74,23 @@ bench-engines: setup-test
 	@.ci/engines lmcache
 	@PYTHONPATH=tests/engines .engines/lmcache/bin/python -m bench_lmcache $(BENCH_OPTIONS)
 
+# What is measured, against fio or a bare socket in the same run. Every one appends to docs/results, with its commit.
+BENCH_DIRECTORY ?= /var/tmp
+RECORDED = $(VENV)/python -m tools.record
+
+bench: bench-client bench-kv bench-mount bench-scale
+
 bench-client: setup-test
-	@$(VENV)/python -m tools.clientbench
+	@$(RECORDED) docs/results/client.md $(VENV)/python -m tools.clientbench $(BENCH_OPTIONS)
+
+bench-kv: setup-test
+	@$(RECORDED) docs/results/kvstore-fio.md $(VENV)/python -m tools.kvbench $(BENCH_DIRECTORY) $(BENCH_OPTIONS)
 
 bench-mount: setup-test
-	@$(VENV)/python -m tools.mountbench $(BENCH_OPTIONS)
+	@$(RECORDED) docs/results/mount.md $(VENV)/python -m tools.mountbench $(BENCH_OPTIONS)
+
+bench-scale: setup-test
+	@$(RECORDED) docs/results/kvstore-scale.md $(VENV)/python -m tools.kvscale $(BENCH_DIRECTORY) $(BENCH_OPTIONS)
 
 clean:
 	@rm -rf build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
