@@ -13,6 +13,7 @@ import argparse
 import json
 import mmap
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +29,22 @@ from curvfs.units import GIB, KIB, MIB, parse_size
 
 ROUNDS = 7
 SMALL_BYTES = 4 * KIB
+RANDOM_BYTES = 128 * KIB
+RANDOM_READS = 512
+LISTED = 10_000
 _COMMAND = (sys.executable, "-m", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One kind of load: what it does in a directory, and the unit and least value of its result."""
+    """One kind of load: what it does in a directory, the unit and least value of its result, and how many operations
+    a call of it does, or MiB it moves; what it tidies up comes on top."""
 
     name: str
     action: Callable[[Path, int], float]
     unit: str
     target: float | None
+    operations: int
 
 
 class Processes:
@@ -67,9 +74,16 @@ class Loads:
         self._buffer.write(os.urandom(MIB))
 
     def prepare(self, directory: Path) -> None:
-        """What the reading loads read: sealed small objects, and a large one."""
+        """What the reading loads read: sealed small objects and a large one, ordinary ones, and a long list."""
         for index in range(self._files):
             self._put(directory, f"sealed-{index}")
+        ordinary = _ordinary(directory)
+        ordinary.mkdir()
+        for index in range(self._files):
+            (ordinary / f"o{index}").write_bytes(self._small)
+        (ordinary / "listed").mkdir()
+        for index in range(LISTED):
+            os.close(os.open(ordinary / "listed" / f"n{index:05}", os.O_CREAT | os.O_WRONLY, 0o644))
         self._write(directory / "large.tmp", 0)
         os.rename(directory / "large.tmp", directory / "large")
 
@@ -114,6 +128,74 @@ class Loads:
             os.close(fd)
         return len(names) / (time.perf_counter() - began_s)
 
+    def read_ordinary(self, directory: Path, number: int) -> float:
+        """open + read 4 KiB + close, ordinary names"""
+        buffer = bytearray(SMALL_BYTES)
+        names = [str(_ordinary(directory) / f"o{index}") for index in range(self._files)]
+        began_s = time.perf_counter()
+        for name in names:
+            fd = os.open(name, os.O_RDONLY)
+            os.readv(fd, [buffer])
+            os.close(fd)
+        return len(names) / (time.perf_counter() - began_s)
+
+    def stat_sealed(self, directory: Path, number: int) -> float:
+        return self._stat([directory / f"sealed-{index}" for index in range(self._files)])
+
+    def stat_ordinary(self, directory: Path, number: int) -> float:
+        return self._stat([_ordinary(directory) / f"o{index}" for index in range(self._files)])
+
+    @staticmethod
+    def _stat(names: list[Path]) -> float:
+        began_s = time.perf_counter()
+        for name in names:
+            os.stat(name)
+        return len(names) / (time.perf_counter() - began_s)
+
+    def list_names(self, directory: Path, number: int) -> float:
+        began_s = time.perf_counter()
+        found = len(os.listdir(_ordinary(directory) / "listed"))
+        took_s = time.perf_counter() - began_s
+        if found != LISTED:
+            raise SystemExit(f"{directory} lists {found} names of {LISTED}")
+        return LISTED / took_s
+
+    def unlink(self, directory: Path, number: int) -> float:
+        names = [_ordinary(directory) / f"u{index}" for index in range(self._files)]
+        for name in names:
+            name.write_bytes(self._small)
+        began_s = time.perf_counter()
+        for name in names:
+            os.unlink(name)
+        return len(names) / (time.perf_counter() - began_s)
+
+    def read_random(self, directory: Path, number: int) -> float:
+        return self._random(directory / "large", number, 1)
+
+    def read_random_deep(self, directory: Path, number: int) -> float:
+        return self._random(directory / "large", number, 8)
+
+    def _random(self, path: Path, number: int, depth: int) -> float:
+        """128 KiB at a time from anywhere, past the kernel's pages where the daemon is in between."""
+        chance = random.Random(number)
+        reads = min(RANDOM_READS, self._size_bytes // RANDOM_BYTES)
+        places = [chance.randrange(self._size_bytes // RANDOM_BYTES) * RANDOM_BYTES for _ in range(reads)]
+        fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if path.parent.name == "kv" else 0))
+
+        def some(own: list[int]) -> None:
+            buffer = mmap.mmap(-1, RANDOM_BYTES)
+            for place in own:
+                if os.preadv(fd, [buffer], place) != RANDOM_BYTES:
+                    raise SystemExit(f"{path} gave less than was asked for")
+
+        try:
+            with ThreadPoolExecutor(depth) as pool:
+                began_s = time.perf_counter()
+                list(pool.map(some, [places[first::depth] for first in range(depth)]))
+                return reads * RANDOM_BYTES / (time.perf_counter() - began_s) / 1e9
+        finally:
+            os.close(fd)
+
     def read_direct(self, directory: Path, number: int) -> float:
         return self._read(directory / "large", os.O_DIRECT if directory.name == "kv" else 0)
 
@@ -153,20 +235,30 @@ class Loads:
         os.close(fd)
         return time.perf_counter() - began_s
 
-    def operations(self, load: Measured) -> int:
-        """How many operations one call of a load does, or MiB it moves; what it tidies up afterwards comes on top."""
-        return self._files if load.unit == "/s" else self._size_bytes // MIB
-
     def all(self) -> list[Measured]:
+        files, moved = self._files, self._size_bytes // MIB
+        random_moved = min(RANDOM_READS * RANDOM_BYTES, self._size_bytes) // MIB
         return [
-            Measured("create + write 4 KiB + close", self.create, "/s", None),
-            Measured("create + write 4 KiB + close + rename", self.publish, "/s", 500),
-            Measured("open + read 4 KiB + close, sealed", self.read_small, "/s", 3000),
-            Measured("sequential 1 MiB reads, direct", self.read_direct, "GB/s", 2.0),
-            Measured("sequential 1 MiB reads, buffered", self.read_buffered, "GB/s", 1.2),
-            Measured("sequential 1 MiB writes, direct", self.write_direct, "GB/s", 0.9),
-            Measured("sequential 1 MiB writes, buffered", self.write_buffered, "GB/s", 0.9),
+            Measured("create + write 4 KiB + close", self.create, "/s", None, files),
+            Measured("create + write 4 KiB + close + rename", self.publish, "/s", 500, files),
+            Measured("open + read 4 KiB + close, sealed", self.read_small, "/s", 3000, files),
+            Measured("open + read 4 KiB + close, ordinary", self.read_ordinary, "/s", None, files),
+            Measured("stat, sealed", self.stat_sealed, "/s", None, files),
+            Measured("stat, ordinary", self.stat_ordinary, "/s", None, files),
+            Measured("readdir of 10,000, names", self.list_names, "/s", None, LISTED),
+            Measured("unlink, ordinary", self.unlink, "/s", None, files),
+            Measured("sequential 1 MiB reads, direct", self.read_direct, "GB/s", 2.0, moved),
+            Measured("sequential 1 MiB reads, buffered", self.read_buffered, "GB/s", 1.2, moved),
+            Measured("random 128 KiB reads, direct, depth 1", self.read_random, "GB/s", None, random_moved),
+            Measured("random 128 KiB reads, direct, depth 8", self.read_random_deep, "GB/s", None, random_moved),
+            Measured("sequential 1 MiB writes, direct", self.write_direct, "GB/s", 0.9, moved),
+            Measured("sequential 1 MiB writes, buffered", self.write_buffered, "GB/s", 0.9, moved),
         ]
+
+
+def _ordinary(directory: Path) -> Path:
+    """Where the files of no KV prefix lie that belong to a side."""
+    return (directory.parent if directory.name == "kv" else directory) / "ordinary"
 
 
 def measure(mount: Path, plain: Path, loads: Loads, rounds: int, processes: Processes) -> None:
@@ -182,7 +274,7 @@ def measure(mount: Path, plain: Path, loads: Loads, rounds: int, processes: Proc
             for directory, found in ((mount, mine), (plain, theirs))[:: -1 if number % 2 else 1]:
                 found.append(load.action(directory, number))
         spent = [
-            1000 * (after_s - before_s) / rounds / loads.operations(load)
+            1000 * (after_s - before_s) / rounds / load.operations
             for before_s, after_s in zip(before, processes.cpu_s(), strict=True)
         ]
         ratio = statistics.median(own / other for own, other in zip(mine, theirs, strict=True))
