@@ -144,7 +144,7 @@ class Ledger:
         """A new record, from nothing."""
         self._writer = self._world.random.uuid()
         self.spent_bytes = self.freed_bytes = 0
-        self._said_spent = self._said_freed = self.said_pending_bytes = 0
+        self._permitted_bytes = self._said_freed = self.said_pending_bytes = 0
         self._said_s: float | None = None
         self._touched_s = 0.0
         self._written = []
@@ -153,10 +153,10 @@ class Ledger:
 
     @property
     def left_bytes(self) -> int:
-        """What may be spent before the next record."""
+        """What may be spent before the next :meth:`exchange`."""
         if self._said_s is None or self._age_s() > _BEGIN_ANEW_S:
             return 0
-        return self._said_spent + self.chunk_bytes - self.spent_bytes
+        return self._permitted_bytes - self.spent_bytes
 
     @property
     def unsaid_bytes(self) -> int:
@@ -171,14 +171,22 @@ class Ledger:
         return self._staging.now_s() if self._said_s is None else self._touched_s + self._age_s()
 
     def say(self, *, closed: bool = False) -> None:
-        """Write our next record. Raises CurvfsError."""
+        """Write our next record, which permits nothing. Raises CurvfsError."""
         with self._lock:
             self._say(closed)
 
-    def _say(self, closed: bool) -> None:
+    def exchange(self) -> None:
+        """Write our next record, then read the others': a chunk more may be spent, as far as the quota has room by what
+        they say. Raises CurvfsError."""
+        with self._lock:
+            spent_bytes = self._say(False)
+            self._read()
+            self._permitted_bytes = spent_bytes + self.chunk_bytes
+
+    def _say(self, closed: bool) -> int:
         if self._said_s is not None and self._age_s() > _BEGIN_ANEW_S:
             if closed:
-                return
+                return 0
             self._begin()
         self._number += 1
         record = Record(
@@ -193,11 +201,12 @@ class Ledger:
         )
         self._touched_s = self._touch(record)
         self._said_s = self._world.clock.monotonic_s()
-        self._said_spent, self._said_freed = record.spent_bytes, record.freed_bytes
+        self._said_freed = record.freed_bytes
         self.said_pending_bytes = record.pending_bytes
         self._written.append(record)
         while len(self._written) > _RECORDS_KEPT:
             self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")
+        return record.spent_bytes
 
     def _touch(self, record: Record) -> float:
         path = f"{self._directory}/{record.name}"
@@ -241,21 +250,20 @@ class Ledger:
                 newest[record.writer] = record
         return newest
 
-    def read(self) -> None:
-        """Look what the others say by now. Raises CurvfsError."""
-        with self._lock:
-            found = self._list()
-            others = dict(self._others)
-            for writer, record in found.items():
-                if writer in others:
-                    others[writer].update(record)
-                else:  # new, or missed until now: what it freed before may be in our count
-                    others[writer] = _Other(record, freed_before=None, unsure_until=record.number)
-                    self.stale |= record.number > _YOUNG
-            for writer, other in others.items():
-                other.gone |= writer not in found
-                self.stale |= other.fell_silent(self.now_s())
-            self._others = others
+    def _read(self) -> None:
+        """Look what the others say by now."""
+        found = self._list()
+        others = dict(self._others)
+        for writer, record in found.items():
+            if writer in others:
+                others[writer].update(record)
+            else:  # new, or missed until now: what it freed before may be in our count
+                others[writer] = _Other(record, freed_before=None, unsure_until=record.number)
+                self.stale |= record.number > _YOUNG
+        for writer, other in others.items():
+            other.gone |= writer not in found
+            self.stale |= other.fell_silent(self.now_s())
+        self._others = others
 
     @property
     def others_bytes(self) -> int:

@@ -412,8 +412,7 @@ class LimitedRoom(Room):
         """Say what we have, hear what the others have. Raises CurvfsError."""
         if self._settings.quota_bytes is None:
             return
-        self._ledger.say()
-        self._ledger.read()
+        self._ledger.exchange()
         freed_bytes = self._ledger.others_freed_bytes
         if freed_bytes != self._trashed_by_others:  # what they took away may have gone to the trash
             self._measure_trash()

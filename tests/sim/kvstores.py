@@ -30,10 +30,11 @@ from curvfs.simcore import ProcessKilled, SimProcess
 from curvfs.simfs import Inode
 from curvfs.simworld import SimWorld, simulated_world
 from kvstore import Capacity, Geometry, Identity, KVStore, Miss
+from kvstore.header import ObjectLayout
 
 PAGE = Geometry.of({"a": ("float16", (3000,)), "b": ("uint8", (9000,))}, page_tokens=4)
 WHOSE = Identity.of(PAGE, model="m", revision="r")
-OBJECT_BYTES = 20480
+OBJECT_BYTES = ObjectLayout(PAGE).object_bytes
 KEYS = 48
 QUOTA_OBJECTS = 12
 LEASE_S = 5.0
