@@ -161,6 +161,8 @@ def filesystem_info(answer: pb.GetFilesystemInfoResponse) -> FilesystemInfo:
 
 
 def lock_to_wire(lock: FileLock, client_id: str) -> pb.FileLockProto:
+    if lock.start > lock.end:
+        raise InvalidRequest(f"Cannot lock {lock.start} to {lock.end}: the range ends before it starts.")
     with sendable(f"lock {lock.start} to {lock.end} for {lock.owner_id}"):
         return pb.FileLockProto(
             client_id=client_id,

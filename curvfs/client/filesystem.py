@@ -464,8 +464,15 @@ class CurvineFileSystem:
             raise InvalidRequest(f"Cannot write {full}: its block size is {status.block_size}; make it anew.")
 
     async def open(self, path: str | Located) -> FileReader:
-        """Open for reading; a location got earlier costs no call. Raises NotFound, IsADirectory."""
+        """Open for reading; a location got earlier costs no call. Raises NotFound, IsADirectory, InvalidRequest for a
+        symlink (ELOOP) and for a special file (ENXIO), which would read as empty."""
         full, located = await self._locate(path)
+        if located.status.kind is not FileKind.FILE:
+            link = located.status.kind is FileKind.SYMLINK
+            raise InvalidRequest(
+                f"Cannot read {full}: it is {'a symlink; read what it points to' if link else 'a special file'}.",
+                errno_=errno.ELOOP if link else errno.ENXIO,
+            )
         return FileReader(self._session, self._calls, full, located)
 
     async def open_for_write(self, path: str, *, append: bool = False, truncate: bool = False) -> FileWriter:

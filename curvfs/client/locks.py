@@ -13,10 +13,11 @@ from curvfs.client import convert
 from curvfs.client.mastercalls import MasterCalls
 from curvfs.client.records import FileLock, LockKind
 from curvfs.client.session import Session
-from curvfs.errors import CurvfsError, InProgress
+from curvfs.errors import CurvfsError, InProgress, InvalidRequest
 
 #: A master forgets a lock after 5 minutes; set again this often it survives a master that is down for a while.
 RENEW_S = 100.0
+LAPSE_S = 300.0
 _POLL_S, _POLL_MAX_S = 0.1, 1.0
 
 
@@ -29,6 +30,10 @@ class HeldLock:
     def __init__(
         self, session: Session, calls: MasterCalls, full_path: str, lock: FileLock, wait_s: float, renew_s: float
     ) -> None:
+        if not 0 < renew_s < LAPSE_S:
+            raise InvalidRequest(
+                f"Cannot keep a lock on {full_path} by setting it every {renew_s} s; it lapses after {LAPSE_S:.0f} s."
+            )
         self._session = session
         self._calls = calls
         self._full_path = full_path

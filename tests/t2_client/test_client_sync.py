@@ -19,6 +19,7 @@ import trio
 
 from curvfs.api import (
     CurvineFileSystem,
+    FileKind,
     FileLock,
     FileReader,
     FileWriter,
@@ -269,6 +270,10 @@ WRONG: dict[str, Callable[[SyncFileSystem], object]] = {
     "start_after": lambda fs: fs.list("/", start_after="\udcff"),
     "page_size": lambda fs: next(fs.list_iter("/", 0)),
     "lock owner": lambda fs: fs.set_lock("/f", FileLock(kind=LockKind.READ, owner_id=-1)),
+    "lock backwards": lambda fs: fs.set_lock("/f", FileLock(kind=LockKind.READ, owner_id=1, start=5, end=2)),
+    "lock renewed without a pause": lambda fs: fs.hold_lock(
+        "/f", FileLock(kind=LockKind.READ, owner_id=1), renew_s=0
+    ).__enter__(),
     "lock range": lambda fs: fs.get_lock("/f", FileLock(kind=LockKind.READ, owner_id=1, end=1 << 64)),
 }
 
@@ -282,6 +287,19 @@ def test_what_fits_no_message_is_refused_in_a_sentence(
         call(sync)
     assert caught.value.errno_ == errno.EINVAL
     assert [status.name for status in sync.list("/")] == ["f"]
+
+
+@pytest.mark.parametrize(("kind", "number"), [(FileKind.SYMLINK, errno.ELOOP), (FileKind.FIFO, errno.ENXIO)])
+def test_what_is_no_regular_file_is_not_read_as_an_empty_one(sync: SyncFileSystem, kind: FileKind, number: int) -> None:
+    sync.create("/f").close()
+    if kind is FileKind.SYMLINK:
+        sync.symlink("/f", "/x")
+    else:
+        sync.mknod("/x", kind)
+    for opened in (sync.open, sync.open_file):
+        with pytest.raises(InvalidRequest, match="Cannot read /x: it is a s") as caught:
+            opened("/x")
+        assert caught.value.errno_ == number
 
 
 def test_a_thread_that_died_leaves_nobody_waiting(url: str) -> None:
