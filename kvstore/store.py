@@ -492,6 +492,7 @@ class KVStore:
             self._known.forget(name)
             self._memory.forget(name)
             try:
+                self._room.removing()
                 results.append(remove(name))
             except CurvfsError as error:
                 results.append(miss_of(error, storing=True))
@@ -506,6 +507,7 @@ class KVStore:
         self._guard()
         self._known.clear()
         self._memory.clear()
+        self._room.removing()
         count, size_bytes = self._inventory.clear()
         self._room.cleared(size_bytes)
         self._chores.poke()

@@ -32,6 +32,8 @@ class Index:
         self._entries: OrderedDict[str, Resident] = OrderedDict()
         self._count = 0
         self._removed: set[str] | None = None
+        #: Taken out to be evicted, and not gone for certain yet: their bytes.
+        self._taken: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -72,8 +74,13 @@ class Index:
         """It is not gone after all: it goes to the end of the line."""
         self._entries[name] = entry
         self._entries.move_to_end(name)
+        self._taken.pop(name, None)
         if self._removed is not None:
             self._removed.discard(name)
+
+    def resolved(self, name: str) -> None:
+        """What was taken out is gone."""
+        self._taken.pop(name, None)
 
     def put_first(self, name: str, entry: Resident) -> None:
         """It is not gone after all, and still the first to go."""
@@ -100,8 +107,9 @@ class Index:
         return self._pop_all(names)
 
     def _pop_all(self, names: list[str]) -> list[tuple[str, Resident]]:
-        taken = [(name, self.pop(name)) for name in names]
-        return [(name, entry) for name, entry in taken if entry is not None]
+        taken = [(name, entry) for name in names if (entry := self.pop(name)) is not None]
+        self._taken.update((name, entry.size_bytes) for name, entry in taken)
+        return taken
 
     def begin_count(self) -> None:
         """The pool is about to be counted."""
@@ -116,7 +124,7 @@ class Index:
         entries: list[tuple[str, Resident]] = []
         seen: set[str] = set()
         for one in found:
-            if one.name in removed:
+            if one.name in removed or one.name in self._taken:
                 continue
             seen.add(one.name)
             known = self._entries.get(one.name)
@@ -138,7 +146,7 @@ class Index:
             ]
             entries = sorted([*kept, *entries], key=lambda item: item[1].used_s)
         self._entries = OrderedDict(entries)
-        return sum(entry.size_bytes for entry in self._entries.values())
+        return sum(entry.size_bytes for entry in self._entries.values()) + sum(self._taken.values())
 
     def drop_count(self) -> None:
         """The count failed."""

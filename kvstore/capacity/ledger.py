@@ -18,7 +18,8 @@ the quota:
 What others had put before we counted the pool is in that count, so only what they put and took since then is added.
 Where it is not certain on which side of the count something falls, it counts as used: records are read before and
 after the count; what was pending before it counts as put after it; what an evicting writer freed counts only from its
-first record that is newer than both. The next count puts that right.
+first record that is newer than both. The next count puts that right. So a record must say that its writer evicts before
+it does.
 
 A writer's last records are kept: who lists a directory while names come and go may miss the newest. Files last
 touched long ago are removed, and whoever missed that counts anew.
@@ -38,11 +39,9 @@ QUOTA = ".quota"
 SILENT_S = 120.0
 #: After so long without a record of its own a writer begins a new one: the old one may have been removed.
 _BEGIN_ANEW_S = 300.0
-_RECORDS_KEPT = 3
+_RECORDS_KEPT = 6
 #: How often a listing is repeated that misses a writer.
 _LISTED_AGAIN = 3
-#: A writer first seen with a record of a higher number was there before.
-_YOUNG = 4
 #: Records not renewed for so long are removed.
 _REMOVE_S = 900.0
 
@@ -159,6 +158,11 @@ class Ledger:
         return self._permitted_bytes - self.spent_bytes
 
     @property
+    def silent(self) -> bool:
+        """Has it no record yet? One must be there before anything is taken away, see :meth:`_read`."""
+        return self._said_s is None
+
+    @property
     def unsaid_bytes(self) -> int:
         """What was freed since the last record."""
         return self.freed_bytes - self._said_freed
@@ -257,9 +261,11 @@ class Ledger:
         for writer, record in found.items():
             if writer in others:
                 others[writer].update(record)
-            else:  # new, or missed until now: what it freed before may be in our count
+            elif record.number <= _RECORDS_KEPT:  # it removed none yet, so none was missed: it is new
+                others[writer] = _Other(record)
+            else:  # what it freed before may be in our count
                 others[writer] = _Other(record, freed_before=None, unsure_until=record.number)
-                self.stale |= record.number > _YOUNG
+                self.stale = True
         for writer, other in others.items():
             other.gone |= writer not in found
             self.stale |= other.fell_silent(self.now_s())

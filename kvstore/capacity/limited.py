@@ -67,6 +67,7 @@ class LimitedRoom(Room):
         self._chunk_bytes = settings.chunk_bytes(object_bytes)
         self._most_pending_bytes = max(self._chunk_bytes, _PENDING * object_bytes)
         self._ledger = Ledger(world, backend, namespace, chunk_bytes=self._chunk_bytes if writes else 0)
+        self._ledger.evicts = settings.evictor == "inside"
         self._lock = world.threads.lock()
         self._admitting = world.threads.lock()
         self._tidying = world.threads.lock()
@@ -110,8 +111,7 @@ class LimitedRoom(Room):
             if known is None or known.pending:
                 return
             self._index.pop(name)
-            if self._alone:
-                self._objects_bytes -= known.size_bytes
+            self._recount |= self._alone  # nobody is there who would write it down
 
     def moment(self) -> int:
         return self._moment
@@ -168,7 +168,7 @@ class LimitedRoom(Room):
                 pass
             elif self._settings.evictor == "off" or failures > _FAILURES or self._missing > _FAILURES:
                 self._recount |= self._missing > _FAILURES
-                if self._recount:
+                if self._unsure:
                     self.on_due()
                 self._refuse(self._why(page, size_bytes))
             else:
@@ -245,6 +245,11 @@ class LimitedRoom(Room):
             self._free_bytes += size_bytes
             self._ledger.pending_bytes -= size_bytes
 
+    def removing(self) -> None:
+        if self._ledger.silent or not self._ledger.evicts:
+            self._ledger.evicts = True
+            self._ledger.say()
+
     def removed(self, name: str, *, to_trash: bool) -> None:
         with self._lock:
             entry = self._index.pop(name)
@@ -255,7 +260,6 @@ class LimitedRoom(Room):
         """We took it away."""
         self._objects_bytes -= entry.size_bytes
         self._ledger.freed_bytes += entry.size_bytes
-        self._ledger.evicts = True
         if to_trash:
             self._trash_bytes += entry.size_bytes
             self._trashed_bytes += entry.size_bytes
@@ -267,7 +271,6 @@ class LimitedRoom(Room):
     def cleared(self, size_bytes: int) -> None:
         with self._lock:
             self._ledger.freed_bytes += size_bytes
-            self._ledger.evicts = True
             self._recount = True
             self._tried_s = -1e9
 
@@ -297,6 +300,7 @@ class LimitedRoom(Room):
         """Take one object away; False when the store failed to."""
         at_once = at_once or self._lease_s == 0
         try:
+            self.removing()
             done = self._backend.delete(name) if at_once else self._backend.evict(name)
         except CurvfsError as error:
             logger.warning("kvstore could not evict %s: %s", name, error)
@@ -306,6 +310,7 @@ class LimitedRoom(Room):
         with self._lock:
             self._moment += 1
             self._evictions[name] = self._moment
+            self._index.resolved(name)
             while len(self._evictions) > _REMEMBERED:
                 self._evictions.popitem(last=False)
             if done:
@@ -313,10 +318,9 @@ class LimitedRoom(Room):
                 self._missing = 0
                 self.evicted += 1
                 self.evicted_bytes += entry.size_bytes
-            elif self._alone:
-                self._objects_bytes -= entry.size_bytes
             else:  # its evictor's record tells, unless somebody removed it who keeps none
                 self._missing += 1
+                self._recount |= self._alone
         if at_once:
             self._on_deleted(name)
         if self._ledger.unsaid_bytes >= self._chunk_bytes and not self._alone:
@@ -413,6 +417,7 @@ class LimitedRoom(Room):
         if self._settings.quota_bytes is None:
             return
         self._ledger.exchange()
+        self._alone &= self._ledger.living == 0
         freed_bytes = self._ledger.others_freed_bytes
         if freed_bytes != self._trashed_by_others:  # what they took away may have gone to the trash
             self._measure_trash()
@@ -471,7 +476,12 @@ class LimitedRoom(Room):
     @property
     def due(self) -> bool:
         above = self._settings.evictor == "inside" and self._above(self._settings.high)
-        return super().due or above or (self._recount and self._is_old(self._tried_s))
+        return super().due or above or (self._unsure and self._is_old(self._tried_s))
+
+    @property
+    def _unsure(self) -> bool:
+        """Is the pool to be counted anew?"""
+        return self._recount or self._ledger.stale
 
     def tidy(self) -> None:
         if self._stopped or not self._tidying.acquire(blocking=False):
@@ -485,7 +495,7 @@ class LimitedRoom(Room):
                 self._ledger.remove_old()
                 self._backend.empty_trash()
                 self._measure_trash()
-            if self._recount or self._ledger.stale or (not self._alone and self._is_outdated()):
+            if self._unsure or (not self._alone and self._is_outdated()):
                 self.count()
             self._expire()
             self._round()

@@ -81,6 +81,9 @@ class Room:
     def withdraw(self, page: Page) -> None:
         """It is not going to be there by our doing: give its room back, if it has some."""
 
+    def removing(self) -> None:
+        """Before anything is taken away. Raises CurvfsError."""
+
     def removed(self, name: str, *, to_trash: bool) -> None:
         """The caller deleted an object, or moved it to the trash."""
 
