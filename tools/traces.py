@@ -7,6 +7,7 @@ per block of the prompt, equal where the whole prompt up to the end of that bloc
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Request:
 
 
 def read_trace(path: str, world: World) -> list[Request]:
-    """All requests of a file, in its order. Raises ConfigError, which names the line that is wrong."""
+    """All requests of a file, in the order of their times. Raises ConfigError, which names the line that is wrong."""
     try:
         text = world.disk.read_file(path).decode()
     except OSError as error:
@@ -37,7 +38,7 @@ def read_trace(path: str, world: World) -> list[Request]:
     requests = [_request(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not requests:
         raise ConfigError(f"The trace {path} has no request in it.")
-    return requests
+    return sorted(requests, key=lambda request: request.timestamp_s)
 
 
 def _request(path: str, number: int, line: str) -> Request:
@@ -49,13 +50,15 @@ def _request(path: str, number: int, line: str) -> Request:
             int(found["output_length"]),
             tuple(map(int, found["hash_ids"])),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"Line {number} of {path} is no request of a trace; it must be a JSON object with the numbers timestamp, "
             "input_length and output_length and the list hash_ids."
         ) from error
-    if request.input_tokens < 0 or request.output_tokens < 0 or request.timestamp_s < 0:
-        raise ConfigError(f"Line {number} of {path} has a negative number; lengths and times are 0 or more.")
+    if request.input_tokens < 0 or request.output_tokens < 0 or not 0 <= request.timestamp_s < math.inf:
+        raise ConfigError(
+            f"Line {number} of {path} has a number that is negative or none; lengths and times are 0 or more."
+        )
     return request
 
 

@@ -43,9 +43,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
         ("mixtral-8x7b", 131_072),
     ],
 )
-def test_bytes_per_token_of_known_models(
-    capsys: pytest.CaptureFixture[str], model: str, expected_bytes: int
-) -> None:
+def test_bytes_per_token_of_known_models(capsys: pytest.CaptureFixture[str], model: str, expected_bytes: int) -> None:
     assert report(capsys, "--model", model)["bytes_per_token"] == expected_bytes
 
 
@@ -300,3 +298,62 @@ def test_from_the_shell() -> None:
     assert done.returncode == 0 and json.loads(done.stdout)["bytes_per_token"] == 131_072
     failed = subprocess.run([sys.executable, "-m", "tools", "size", "--model", "none"], capture_output=True, text=True)
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and failed.stdout == ""
+
+
+_MIXED = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("more", "layers", "kv_heads"),
+    [
+        ({"attn_layer_period": 4, "attn_layer_offset": 2}, 2, 2),
+        ({"attn_layer_indices": [1, 5, 7]}, 3, 2),
+        ({"hybrid_override_pattern": "M-M*M-M*"}, 2, 2),
+        ({"full_attention_interval": 4}, 2, 2),
+        ({"attn_type_list": [0, 0, 0, 1, 0, 0, 0, 1]}, 2, 2),
+        ({"layers_block_type": ["mamba", "hybrid", "attention", "mamba"]}, 2, 2),
+        ({"linear_attn_config": {"full_attn_layers": [4, 8]}}, 2, 2),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 4}, 4, 2),
+        ({"num_key_value_heads": None, "attn_config": {"kv_n_heads": 4}}, 8, 4),
+        ({"num_key_value_heads": None, "multi_query_group_num": 1, "multi_query_attention": False}, 8, 8),
+        ({"llm_config": {"num_hidden_layers": 3}}, 3, 2),
+    ],
+)
+def test_layers_that_keep_nothing_are_not_counted(
+    tmp_path: Path, more: dict[str, Any], layers: int, kv_heads: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(_MIXED | more))
+    model = find_model(str(tmp_path), WORLD)
+    assert (model.layers, model.kv_heads) == (layers, kv_heads)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        json.dumps(_MIXED | {"num_hidden_layers": 10**9}),
+        json.dumps(_MIXED | {"num_key_value_heads": 10**30}),
+        json.dumps(_MIXED | {"block_configs": [{"attention": {"no_op": True}}]}),
+        json.dumps(_MIXED | {"model_type": "mamba"}),
+    ],
+)
+def test_a_hostile_config_is_refused_at_once(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        find_model(str(tmp_path), WORLD)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-1"])
+@pytest.mark.parametrize("field", ["timestamp", "input_length"])
+def test_a_trace_with_numbers_that_are_none(tmp_path: Path, field: str, number: str) -> None:
+    fields = {"timestamp": "0", "input_length": "5", "output_length": "1", "hash_ids": "[1]"} | {field: number}
+    text = ", ".join(f'"{name}": {value}' for name, value in fields.items())
+    (tmp_path / "trace").write_text("{" + text + "}\n")
+    with pytest.raises(ConfigError, match="Line 1"):
+        read_trace(str(tmp_path / "trace"), WORLD)
+
+
+def test_a_trace_is_read_in_the_order_of_its_times(tmp_path: Path) -> None:
+    lines = [json.dumps({"timestamp": at, "input_length": 1, "output_length": 1, "hash_ids": []}) for at in (2, 1)]
+    (tmp_path / "trace").write_text("\n".join(lines))
+    assert [request.timestamp_s for request in read_trace(str(tmp_path / "trace"), WORLD)] == [0.001, 0.002]

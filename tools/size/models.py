@@ -22,6 +22,13 @@ _SHORT_DTYPES = {
 }
 
 
+#: No model has more of anything that a ``config.json`` counts, and of layers.
+_MOST, _MOST_LAYERS = 10_000_000, 10_000
+
+#: How configurations mark the layers of a mixed model, of which only those with attention keep KV.
+_ATTENTION_BLOCKS = ("full_attention", "attention", "hybrid")
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """What decides the size of a KV cache. ``kind``: ``mha``, ``gqa`` or ``mla``; with ``mla`` ``head_dim`` counts the
@@ -120,7 +127,7 @@ def find_model(name_or_path: str, world: World) -> Model:
         config = json.loads(world.disk.read_file(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON; give the config.json of a model.") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object; give the config.json of a model.")
@@ -129,13 +136,16 @@ def find_model(name_or_path: str, world: World) -> Model:
 
 def model_of(config: Mapping[str, Any], path: str) -> Model:
     """The model of a parsed ``config.json``; ``path`` is for messages. Raises ConfigError."""
-    text = config.get("text_config")
-    fields = {**config, **text} if isinstance(text, dict) else dict(config)
+    fields = _text_fields(config)
+    nested = fields.get("attn_config")
+    heads_of = nested if isinstance(nested, dict) else {}
 
     def number(*names: str) -> int | None:
         for name in names:
-            value = fields.get(name)
+            value = fields.get(name, heads_of.get(name))
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                if value > _MOST:
+                    raise ConfigError(f"{path} says that {name} is {value:.3g}, which no model has.")
                 return value
         return None
 
@@ -145,8 +155,12 @@ def model_of(config: Mapping[str, Any], path: str) -> Model:
             raise ConfigError(f"{path} does not say {names[0]}; give the config.json of a transformer model.")
         return found
 
-    name = str(config.get("_name_or_path") or config.get("model_type") or path)
+    name = "".join(filter(str.isprintable, str(config.get("_name_or_path") or config.get("model_type") or path)))
     all_layers = needed("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if all_layers > _MOST_LAYERS:
+        raise ConfigError(f"{path} says that it has {all_layers:,} layers, which no model has.")
+    if fields.get("block_configs"):
+        raise ConfigError(f"The layers of {path} have different numbers of heads, which cannot be sized here.")
     layers, window_layers = _kinds_of_layers(fields, all_layers, path)
     window_tokens = (number("sliding_window") or 0) if window_layers else 0
     dtype = _dtype(str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16"))
@@ -155,24 +169,63 @@ def model_of(config: Mapping[str, Any], path: str) -> Model:
         latent = rank + needed("qk_rope_head_dim")
         return Model(name, "mla", layers, 1, latent, dtype, window_layers, window_tokens)
     heads = needed("num_attention_heads", "n_head", "n_heads")
-    kv_heads = number("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num") or heads
+    grouped = () if fields.get("multi_query_attention") is False else ("multi_query_group_num",)
+    kv_heads = number("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", *grouped) or heads
     if fields.get("multi_query") is True and not fields.get("new_decoder_architecture"):
         kv_heads = 1
-    head_dim = number("head_dim", "kv_channels") or needed("hidden_size", "n_embd", "d_model") // heads
+    head_dim = number("head_dim", "attention_head_dim", "kv_channels")
+    if head_dim is None:
+        head_dim = needed("hidden_size", "n_embd", "d_model") // heads
     kind = "mha" if kv_heads == heads else "gqa"
     return Model(name, kind, layers, kv_heads, head_dim, dtype, window_layers, window_tokens)
 
 
+def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the language model, which those of models for more than text have in a part of their own."""
+    fields = dict(config)
+    for part in ("thinker_config", "llm_config", "language_config", "text_config"):
+        inner = fields.get(part)
+        if isinstance(inner, dict):
+            fields |= inner
+    return fields
+
+
 def _kinds_of_layers(fields: Mapping[str, Any], layers: int, path: str) -> tuple[int, int]:
     """Layers that keep KV, and how many of them only that of a window."""
-    kinds = fields.get("layer_types")
-    if not isinstance(kinds, list) or not kinds:
-        return layers, 0
-    windows = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
-    keeping = windows + sum(kind in ("full_attention", "attention") for kind in kinds)
+    kinds = fields.get("layer_types") or fields.get("layers_block_type")
+    shared = fields.get("num_kv_shared_layers")  # Gemma 3n: the last ones read what layers before them keep
+    if isinstance(kinds, list) and isinstance(shared, int) and 0 < shared < len(kinds):
+        kinds = kinds[:-shared]
+    if isinstance(kinds, list) and kinds:
+        windows = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
+        keeping = windows + sum(kind in _ATTENTION_BLOCKS for kind in kinds)
+    else:
+        windows, keeping = 0, _attention_layers(fields, layers)
     if keeping == 0:
         raise ConfigError(f"No layer of {path} keeps keys and values, so there is nothing to share by prefix.")
     return keeping, windows
+
+
+def _attention_layers(fields: Mapping[str, Any], layers: int) -> int:
+    """Layers with attention of a model that says in its family's own way which these are; all, where none is said."""
+    pattern, listed = fields.get("hybrid_override_pattern"), fields.get("attn_layer_indices")
+    kinds, linear = fields.get("attn_type_list"), fields.get("linear_attn_config")
+    if isinstance(pattern, str) and pattern:  # Nemotron-H
+        return pattern.count("*")
+    if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):  # Kimi Linear
+        return len(linear["full_attn_layers"])
+    if isinstance(listed, list):  # Bamba
+        return len(listed)
+    if isinstance(kinds, list) and kinds:  # MiniMax
+        return kinds.count(1)
+    for period, offset in (("attn_layer_period", fields.get("attn_layer_offset")), ("full_attention_interval", None)):
+        step = fields.get(period)  # Jamba, Qwen3-Next
+        if isinstance(step, int) and 0 < step <= layers:
+            first = offset if isinstance(offset, int) and 0 <= offset < step else step - 1
+            return len(range(first, layers, step))
+    if fields.get("model_type") in ("mamba", "mamba2", "falcon_mamba", "rwkv"):
+        return 0
+    return layers
 
 
 def _dtype(name: str) -> str:
