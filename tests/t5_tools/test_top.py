@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -139,3 +140,51 @@ def test_on_a_terminal_until_ctrl_c(run_directory: Path) -> None:
 def test_bad_input(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_tiers_room_and_breakers(run_directory: Path) -> None:
+    store = RunRecord(World.real(), "kvstore")
+    health = {
+        "asking": "closed",
+        "putting": "open",
+        "places": {"node7": {"state": "stalled", "bytes_per_s": 3 << 20, "in_flight": 4, "oldest_s": 3.5, "opened": 2}},
+    }
+    stats = {
+        "gets": 100,
+        "memory": {"size_bytes": 2 << 20, "used_bytes": 1 << 20, "hits": 60},
+        "behind": {"size_bytes": 1, "queued": 5, "dropped": 7},
+        "capacity": {"counted": True, "quota_bytes": 10 << 20, "used_bytes": 8 << 20, "refused": 11},
+        "health": health,
+    }
+    store.write({"model": "m", "stats": stats})
+    lines = [line.split() for line in shown("stats").splitlines()]
+    assert ["m", str(os.getpid()), *["60", "40", "1.0", "MiB", "2.0", "MiB", "5", "7"]] in lines
+    assert ["m", str(os.getpid()), *["8.0", "MiB", "10.0", "MiB", "80%", "0", "B", "0", "11"]] in lines
+    assert ["m", *["reading", "node7", "stalled"], str(os.getpid()), *["2", "3.0", "MiB/s", "4", "3.50", "s"]] in lines
+    assert any("breaker open" in " ".join(line) for line in lines)
+    store.close()
+
+
+def test_a_narrow_terminal_shows_all_of_a_store(run_directory: Path) -> None:
+    store = RunRecord(World.real(), "kvstore")
+    stats = {"gets": 123_456, "get_misses": {"absent": 5, "unreachable": 7}, "health": {"asking": "half-open"}}
+    store.write({"model": "some-long-model-name", "url": "curvine://host:8995/", "stats": stats})
+    done = subprocess.run(
+        [*COMMAND, "stats"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "80", "TTY_COMPATIBLE": "1", "TERM": "xterm"},
+    )
+    text = "".join(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).split())
+    for word in ("some-lon", "half-open", "7unreach", "LOOKUPS/S", str(os.getpid())):
+        assert word in text, done.stdout
+    store.close()
+
+
+def test_a_pipe_gets_whole_lines_and_a_full_disk_is_told(run_directory: Path) -> None:
+    run_directory.mkdir()
+    assert shown("top", "--count", "1", "--interval", "0.1").endswith("\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "top", "--count", "1"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 1 and done.stderr == b"curvfs: No space left on device.\n"

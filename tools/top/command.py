@@ -19,6 +19,8 @@ from tools.top.view import screen
 
 _Kind = Literal["mount", "kvstore", "server"]
 _PIPE_COLUMNS = 200
+#: Columns of a terminal below which tables have one blank between their columns.
+_NARROW = 110
 _KINDS = ("mount", "kvstore", "server")
 
 KindOption = Annotated[str | None, typer.Option("--kind", help="Only mount, kvstore or server.")]
@@ -35,7 +37,7 @@ def top(
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option(help="Looks to take, then end. Default: until Ctrl-C.")] = None,
 ) -> None:
-    """Watch the mounts, stores and servers of this machine: rates, latencies, misses, space, slow calls."""
+    """Watch the mounts, stores and servers of this machine: rates, latencies, hits, misses, breakers, room."""
     if not 0.1 <= interval_s <= 3600:
         raise UsageError(f"--interval is {interval_s:g}; give seconds from 0.1 to 3600.")
     if count is not None and count < 1:
@@ -46,10 +48,13 @@ def top(
         for look in itertools.count(1):
             world.clock.block(interval_s)
             now = _records(world, kind)
-            live.update(screen(_deltas(now, before), world.clock.time_ms()), refresh=console.is_terminal)
+            view = screen(_deltas(now, before), world.clock.time_ms(), narrow=console.width < _NARROW)
+            live.update(view, refresh=console.is_terminal)
             if look == count:
                 break
             before = now
+    if not console.is_terminal:
+        console.print()  # Live ends a pipe in the middle of a line
 
 
 def stats(
@@ -64,7 +69,8 @@ def stats(
     if as_json:
         typer.echo(json.dumps(records, indent=2))
         return
-    _console().print(screen(_deltas(records, []), world.clock.time_ms()))
+    console = _console()
+    console.print(screen(_deltas(records, []), world.clock.time_ms(), narrow=console.width < _NARROW))
 
 
 def _console() -> Console:
