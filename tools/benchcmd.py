@@ -22,6 +22,8 @@ from tools.bench.plot import png_plot, terminal_plot
 from tools.bench.report import fio_report
 from tools.bench.runner import Run, run_jobs
 from tools.bench.text import text_report
+from tools.outfile import write_result
+from tools.plots import check_png
 from tools.progress import ProgressLine
 
 EXIT_FAILED = 1
@@ -69,6 +71,8 @@ def bench(
     if any(job["ioengine"] == "kvstore" for job in jobs):
         importlib.import_module("kvstore")  # says which package it lacks, before any process is started
     world = World.real()
+    if png is not None:
+        check_png(png, world)
     if compare:
         return _compare(jobs, compare_directory, rounds, world, as_json=as_json, output=output, quiet=quiet)
     with ProgressLine(world, wanted=not quiet) as progress:
@@ -99,7 +103,7 @@ def _show(run: Run, jobs: list[Job], world: World, *, as_json: bool, output: str
     report["curvfs"] |= more
     if output is not None:
         try:
-            world.disk.write_file(output, json.dumps(report, indent=2).encode(), 0o644)
+            write_result(world, output, json.dumps(report, indent=2).encode())
         except OSError as error:
             raise UsageError(f"The report {output} cannot be written: {error.strerror}.") from error
     typer.echo(json.dumps(report, indent=2) if as_json else text_report(run))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from curvfs.errors import EnvironmentError_
+from curvfs.world import World
 
 #: Bits of a braille character by column and row of its dots.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -36,6 +38,14 @@ def draw_png(path: str, line: Line, *, title: str) -> None:
         axes.set_xscale("log")
     axes.grid(alpha=0.3)
     _write(figure, path)
+
+
+def check_png(path: str, world: World) -> None:
+    """Before long work that ends with a PNG: matplotlib is there, and so is the directory. Raises EnvironmentError_."""
+    _figure()
+    directory = os.path.dirname(path) or "."
+    if not world.disk.exists(directory):
+        raise EnvironmentError_(f"The plot {path} cannot be written: there is no directory {directory}.")
 
 
 def _figure() -> Any:

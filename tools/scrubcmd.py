@@ -20,6 +20,7 @@ from curvfs.world import World
 from mount.seal import is_sealed
 from tools.blocks import Orphan, orphan_blocks
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
+from tools.outfile import write_result
 from tools.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -404,7 +405,7 @@ def _write_metrics(found: _Found, path: str | None, world: World) -> None:
         return
     text = Exporter(_families(found)).text()
     try:
-        world.disk.write_file(path, text.encode(), 0o644)
+        write_result(world, path, text.encode())
     except OSError as error:
         raise UsageError(f"The metrics {path} cannot be written: {error.strerror}.") from error
 

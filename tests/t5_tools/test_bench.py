@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from t5_shell import Done, run, started, wait_for
 
+from curvfs.world import World
 from tools.__main__ import main
 from tools.bench.requests import generated_trace
+from tools.outfile import write_result
 
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 
@@ -379,3 +382,28 @@ def test_options_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--options"]) == 0
     listed = capsys.readouterr().out
     assert "rwmixread" in listed and "percent of reads" in listed
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout"])
+def test_a_device_gets_the_report_and_is_not_replaced(path: str) -> None:
+    """A ``/dev/null`` that became a file would break the whole machine: this is not tried with the command itself."""
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            assert name != "write_file", "a device would be replaced"
+            return getattr(World.real().disk, name)
+
+    world = dataclasses.replace(World.real(), disk=cast(Any, Watched()))
+    write_result(world, path, b"")
+
+
+def test_a_report_goes_where_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("report")
+    write_result(World.real(), str(tmp_path / "link"), b"one")
+    write_result(World.real(), str(tmp_path / "link"), b"two")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "report").read_bytes() == b"two"
+
+
+def test_a_picture_that_cannot_be_is_told_before_the_run(tmp_path: Path) -> None:
+    done = shell("--name=a", "--rw=write", "--size=1m", f"--directory={tmp_path}", "--png", f"{tmp_path}/no/x.png")
+    assert done.code == 3 and "there is no directory" in done.err and os.listdir(tmp_path) == []
