@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import kvstore
 from curvfs.errors import ConfigError
+from curvfs.simworld import simulated_world
 from curvfs.world import RealDisk, World
-from kvstore import Capacity, Geometry, KVStore, Miss
+from kvstore import Capacity, Geometry, Identity, KVStore, Miss
 from tests.t3_kvstore.places import Directory, Namespace, Place, empty, is_root, pages
 from tests.t3_kvstore.test_posix import mounted
 
@@ -289,6 +291,33 @@ def test_a_full_pool_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
         assert all(store.delete(keys_of(store, *stored[::2])))
         assert all(put(store, *range(1000, 1000 + len(stored) // 3)))
         assert place.staged() == []
+
+
+@pytest.mark.parametrize("step_s", [7 * 86400.0, -7 * 86400.0])
+def test_a_clock_that_is_set_expires_nothing_and_keeps_the_order(step_s: float) -> None:
+    world = simulated_world(1)
+    world.disk.mkdir("/pool")
+    whose = Identity.of(PAGE, model="m", revision="r1")
+    capacity = quota(4, ttl_s=86400.0, high=1.0, low=1.0)
+    with kvstore.open("file:///pool", whose, geometry=PAGE, world=world, lease_s=0, capacity=capacity) as store:
+        assert all(put(store, 1, 2, 3))
+        world.clock.block(40)
+        used(store, 1)
+        world.clock.step(step_s)
+        world.clock.block(70)
+        assert all(put(store, 4))
+        world.clock.block(40)
+        used(store, 4)
+        assert there(store, 1, 2, 3, 4) == [1, 2, 3, 4]
+        assert store.stats().capacity.expired == 0
+        assert all(put(store, 5, 6))
+        assert there(store, 1, 2, 3, 4, 5, 6) == [1, 4, 5, 6]
+        # Later what is old goes; what was written before the clock went back is from the future, and stays.
+        world.clock.block(2 * 86400.0)
+        store.get(keys_of(store, 6), empty(PAGE, 1)).result()
+        world.clock.block(40)
+        store.get(keys_of(store, 6), empty(PAGE, 1)).result()
+        assert there(store, 1, 4, 5, 6) == ([] if step_s > 0 else [1])
 
 
 # -------------------------------------------------------------------------------------------------- several processes
