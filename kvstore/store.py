@@ -29,6 +29,7 @@ from kvstore.codecs import Zstd
 from kvstore.completions import Completions
 from kvstore.devices import Device, Devices
 from kvstore.engine.base import Engine
+from kvstore.errands import Errands
 from kvstore.geometry import Geometry, Shard
 from kvstore.header import OBJECT_SUFFIX, ObjectLayout
 from kvstore.health.health import Health
@@ -150,6 +151,7 @@ class KVStore:
             on_deleted=self._known.forget,
         )
         self._chores = Chores(world, self._room)
+        self._errands = Errands(world)
         self._health = Health(
             world,
             page_bytes=geometry.size_bytes,
@@ -468,14 +470,16 @@ class KVStore:
 
     # ------------------------------------------------------------------------------------------------ housekeeping
 
-    def delete(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
-        """Remove this shard's objects at once: True where one was removed, False where none was. Raises UsageError."""
-        return self._remove(keys, self._backend.delete, to_trash=False)
+    def delete(self, keys: Sequence[PageKey], *, timeout_s: float | None = None) -> builtins.list[bool | Miss]:
+        """Remove this shard's objects at once: True where one was removed, False where none was; ``Miss.DEADLINE``
+        where that is not known within ``timeout_s`` (default: the store's). Raises UsageError."""
+        return self._remove(keys, self._backend.delete, timeout_s, to_trash=False)
 
-    def evict(self, keys: Sequence[PageKey]) -> builtins.list[bool | Miss]:
+    def evict(self, keys: Sequence[PageKey], *, timeout_s: float | None = None) -> builtins.list[bool | Miss]:
         """Move this shard's objects to the trash, from where a ``get`` whose ``lookup`` promised them within the lease
-        still gets them: True where one was moved, False where none was. Raises UsageError."""
-        return self._remove(keys, self._backend.evict, to_trash=True)
+        still gets them: True where one was moved, False where none was; ``Miss.DEADLINE`` as above. Raises
+        UsageError."""
+        return self._remove(keys, self._backend.evict, timeout_s, to_trash=True)
 
     def forget(self, keys: Sequence[PageKey]) -> None:
         """Do not repeat what a lookup found of these less than a lease ago: the next one asks. A ``get`` of this store
@@ -484,22 +488,29 @@ class KVStore:
             self._known.forget(name)
 
     def _remove(
-        self, keys: Sequence[PageKey], remove: Callable[[str], bool], *, to_trash: bool
+        self, keys: Sequence[PageKey], remove: Callable[[str], bool], timeout_s: float | None, *, to_trash: bool
     ) -> builtins.list[bool | Miss]:
         self._guard()
-        results: builtins.list[bool | Miss] = []
-        for name in self._names(keys):
+        names = self._names(keys)
+        for name in names:
             self._known.forget(name)
             self._memory.forget(name)
+
+        def one(name: str) -> bool | Miss:
             try:
                 self._room.removing()
-                results.append(remove(name))
+                removed = remove(name)
             except CurvfsError as error:
-                results.append(miss_of(error, storing=True))
-                continue
-            if results[-1]:
+                return miss_of(error, storing=True)
+            except Exception:
+                logger.exception("kvstore failed to remove %s.", name)
+                return Miss.IO
+            if removed:
                 self._room.removed(name, to_trash=to_trash)
-        return results
+            return removed
+
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._errands.each(one, names, timeout_s=limit_s, late=Miss.DEADLINE)
 
     def clear(self) -> int:
         """Remove every object of this model and tenant at once, whatever its revision, geometry and shard; how many.
@@ -659,6 +670,7 @@ class KVStore:
         closing.join(max(0.1, until_s - self._world.clock.monotonic_s()))
         self._asker.close()
         self._prober.close()
+        self._errands.close()
         self._pages.slabs.close()
         self._pages.loader.close()
         return clean and not closing.is_alive()

@@ -320,6 +320,26 @@ def test_a_store_that_does_not_answer_is_waited_for_once(directory: Directory) -
     assert store.stats().health.asking == "closed"
 
 
+def test_deleting_from_a_store_that_hangs_ends_in_time(directory: Directory) -> None:
+    class Hanging(RealDisk):
+        go = threading.Event()
+
+        def unlink(self, path: str) -> None:
+            if path.endswith(".safetensors"):
+                self.go.wait(30)
+            super().unlink(path)
+
+    disk = Hanging()
+    store = directory.open(PAGE, world=World(disk=disk))
+    assert all(put(store, 1, 2))
+    begun_s = time.monotonic()
+    assert store.delete(keys_of(store, 1, 2), timeout_s=0.2) == [Miss.DEADLINE] * 2
+    assert time.monotonic() - begun_s < 5
+    disk.go.set()
+    wait_for(lambda: store.exists(keys_of(store, 1, 2)) == [False, True])  # what was not begun is not done
+    assert store.delete(keys_of(store, 1, 2)) == [False, True]
+
+
 # ------------------------------------------------------------------------------------------------- a disk that is slow
 
 _BLKIO = Path("/sys/fs/cgroup/blkio")
