@@ -47,6 +47,8 @@ _MAX_IDLE_S = 300.0
 #: After a leader change the new leader learns the workers from their next heartbeats and reports (5.1). A client of
 #: several masters that has just come cannot know when the lead changed last, and gives them as long.
 _UNSETTLED_S = 10.0
+#: A master that has said nothing for so long may be gone, even when the call that noticed had less time than usual.
+_SUSPECT_S = 1.0
 #: How often a block that looks lost is looked for meanwhile.
 _RELOOK_S = 0.5
 
@@ -315,7 +317,6 @@ class MasterCluster:
         timeout_s = min(self._config.rpc_timeout_s, retry.remaining_s())
         connection: MasterConnection | None = None
         pending: PendingCall | None = None
-        sent_s = self._world.clock.monotonic_s()
         progress.attempts += 1
         with trio.move_on_after(timeout_s):
             connection = await endpoint.acquire()
@@ -331,7 +332,8 @@ class MasterCluster:
         late = DeadlineExceeded(f"The master {endpoint.address} did not answer within {format_duration(timeout_s)}.")
         if pending is not None:
             progress.uncertain = True
-        if connection is not None and (timeout_s >= self._config.rpc_timeout_s or connection.last_received_s < sent_s):
+        whole_s = self._config.rpc_timeout_s
+        if connection is not None and (timeout_s >= whole_s or connection.silent_s >= min(_SUSPECT_S, whole_s)):
             connection.fail(late)  # it may be dead, and the same id cannot be sent on it again
         raise late
 

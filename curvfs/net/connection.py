@@ -62,6 +62,7 @@ class MasterConnection:
         #: When the connection last sent or received anything, on the injected clock.
         self.last_used_s = clock.monotonic_s()
         self.last_received_s = self.last_used_s
+        self._asked_s = self.last_used_s
 
     @property
     def peer(self) -> str:
@@ -70,6 +71,11 @@ class MasterConnection:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def silent_s(self) -> float:
+        """How long the master has said nothing since it was asked something; 0 when it has answered since."""
+        return 0.0 if self.last_received_s >= self._asked_s else self._clock.monotonic_s() - self._asked_s
 
     @property
     def outstanding(self) -> int:
@@ -110,6 +116,8 @@ class MasterConnection:
         known = self._pending.get(req_id)
         if known is not None:
             return known  # an earlier attempt of the same call is still under way here, and comes first
+        if self.last_received_s >= self._asked_s:
+            self._asked_s = self._clock.monotonic_s()
         self._outbox.append(self._calls.request(code, header, req_id=req_id))
         call = self._pending[req_id] = PendingCall()
         self._to_send.unpark()

@@ -179,6 +179,11 @@ class Change:
         """How many records are written."""
         return len(self.inodes) + len(self.entries) + len(self.blocks) + len(self.locks) + len(self.doomed) + 1
 
+    @property
+    def removes(self) -> bool:
+        """Whether something goes away or moves, as when room is made."""
+        return bool(self.doomed) or any(None in values for values in (self.inodes.values(), self.entries.values()))
+
 
 def root_inode() -> Inode:
     """The root as a fresh store holds it."""

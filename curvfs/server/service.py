@@ -1,6 +1,6 @@
 """One server process: master and worker over one directory, on two ports::
 
-    DIR/meta.db            metadata (with its -wal and -shm)
+    DIR/meta.db            metadata (with its -wal, -shm and -reserve)
     DIR/data/curvine/...   blocks, laid out as a Curvine worker's
     DIR/server.json        who serves, where: pid, host, ports, url, version; kept after the end, for its ports
     DIR/server.lock        locked exclusively while a server runs

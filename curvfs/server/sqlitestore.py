@@ -19,7 +19,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from curvfs.errors import CurvfsError, EnvironmentError_
+from curvfs.errors import CurvfsError, EnvironmentError_, RemoteError
 from curvfs.server.metastore import EXPIRED_AT_ONCE, MetaStore
 from curvfs.server.records import (
     BLOCK_BITS,
@@ -37,6 +37,7 @@ from curvfs.server.records import (
     root_inode,
 )
 from curvfs.server.refusals import OUT_OF_SPACE, refusal
+from curvfs.server.reserve import Reserve
 
 SCHEMA_VERSION = 1
 
@@ -135,6 +136,7 @@ class SqliteMetaStore(MetaStore):
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._reserve = Reserve(path)
         self._pending_records = 0
         self._inodes: _Cache[int, Inode] = _Cache(_CACHED_RECORDS)
         self._entries: _Cache[tuple[int, str], int] = _Cache(_CACHED_RECORDS)
@@ -144,6 +146,7 @@ class SqliteMetaStore(MetaStore):
             self._db = self._connect()
             self._checkpointer = self._connect()
             self._totals = self._prepare()
+            self._reserve.keep()
         except sqlite3.Error as error:
             raise EnvironmentError_(
                 f"The metadata in {path} cannot be used ({error}); restore it from a copy, or serve another directory."
@@ -266,6 +269,17 @@ class SqliteMetaStore(MetaStore):
 
     def apply(self, change: Change) -> None:
         try:
+            self._commit(change)
+        except RemoteError as error:
+            # What is going to free some room gets what is kept for it.
+            if error.kind != OUT_OF_SPACE or not change.removes or not self._reserve.give_up():
+                raise
+            self._commit(change)
+        self._pending_records += change.records
+        self._remember(change)
+
+    def _commit(self, change: Change) -> None:
+        try:
             self._db.execute("BEGIN IMMEDIATE")
             self._write(change)
             self._db.execute("COMMIT")
@@ -275,8 +289,6 @@ class SqliteMetaStore(MetaStore):
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise refusal(OUT_OF_SPACE, "No space left for the metadata") from error
             raise CurvfsError(f"The metadata store refused a change: {error}.") from error
-        self._pending_records += change.records
-        self._remember(change)
 
     def _write(self, change: Change) -> None:
         db = self._db
@@ -336,6 +348,7 @@ class SqliteMetaStore(MetaStore):
 
     def checkpoint(self) -> bool:
         self._pending_records = 0
+        self._reserve.keep()
         try:
             _, log_pages, _ = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:

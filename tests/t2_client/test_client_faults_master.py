@@ -373,3 +373,28 @@ async def test_a_master_that_accepts_and_never_answers() -> None:
             async with open_filesystem(fake.url, connect_timeout_s=0.5, rpc_timeout_s=0.2):
                 pass
         assert time.monotonic() - started < 1.5
+
+
+async def test_a_call_that_had_little_time_takes_no_other_along() -> None:
+    """A connection is given up when its master has been silent for a while, not when one call's time was short."""
+    gave_up = trio.Event()
+
+    async def answer(*_: Any) -> Any:
+        await gave_up.wait()
+        return FOUND
+
+    master = Fake({RpcCode.FILE_STATUS: answer})
+    async with AsyncExitStack() as stack:
+        fs = await connect(stack, master, rpc_timeout_s=30.0, retry_max_s=0.7)
+        connections = master.connections
+
+        async def slow() -> None:
+            with pytest.raises(DeadlineExceeded):
+                await fs.stat("/slow")
+            gave_up.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await trio.sleep(0.3)
+            assert (await fs.stat("/f")).length_bytes == 5
+        assert master.connections == connections

@@ -1,0 +1,74 @@
+"""A file system that others have filled to the last byte: what is there can still be deleted."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from curvfs.api import open_filesystem
+from curvfs.errors import OutOfSpace
+from curvfs.server.reserve import Reserve
+from curvfs.server.service import Server, run_server
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 MiB."""
+    image, place = tmp_path / "image", tmp_path / "small"
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+    place.mkdir()
+    done = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until nothing goes in any more, down to single blocks."""
+    for size in (1 << 20, 4096):
+        with path.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+
+async def test_what_is_there_can_be_deleted_on_a_full_file_system(small: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        run = partial(run_server, str(small / "pool"), master_port=0, worker_port=0, hostname="here")
+        server: Server = await nursery.start(run)
+        async with open_filesystem(server.url, client_hostname="here", block_size="1MB", retry_max="2s") as fs:
+            for number in range(20):
+                async with await fs.create(f"/{number}") as writer:
+                    await writer.write(b"x" * 100_000)
+            await trio.to_thread.run_sync(fill, small / "others")
+            with pytest.raises(OutOfSpace):
+                for number in range(1000):  # the log of the metadata may still have some room
+                    await fs.mkdir(f"/directory-{number}-{'n' * 200}")
+            for number in range(20):
+                await fs.delete(f"/{number}")
+            assert [status.name for status in await fs.list("/") if status.name.isdigit()] == []
+            await fs.mkdir("/room again")
+        nursery.cancel_scope.cancel()
+
+
+def test_the_reserve_is_taken_where_there_is_plenty(tmp_path: Path, small: Path) -> None:
+    reserve = Reserve(str(small / "meta.db"))
+    reserve.keep()
+    reserve.keep()
+    assert (small / "meta.db-reserve").stat().st_blocks * 512 >= 4 << 20
+    assert reserve.give_up() and not reserve.give_up()
+    fill(small / "others")
+    reserve.keep()
+    assert not (small / "meta.db-reserve").exists()
