@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import unquote, urlsplit
 
 import typer
 
 from curvfs.api import EmbeddedServer, SyncFileSystem
-from curvfs.errors import CurvfsError, EnvironmentError_, NotFound, UsageError
+from curvfs.errors import CurvfsError, EnvironmentError_, UsageError
 from curvfs.metrics import Exporter, Family, Sample
 from curvfs.units import MIB, format_size, parse_duration, parse_size
 from curvfs.world import World
@@ -21,6 +20,7 @@ from mount.seal import is_sealed
 from tools.blocks import Orphan, orphan_blocks
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
 from tools.outfile import write_result
+from tools.pools import refuse_missing
 from tools.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def scrub(
         found = _resumed(world, state, url, prefix) or _Found(after=after)
         interrupts = stack.enter_context(Interrupts())
         fs = stack.enter_context(SyncFileSystem.connect(url, world=world)) if url.startswith("curvine://") else None
-        _refuse_missing(world, url, prefix, fs)
+        refuse_missing(world, url, prefix, fs)
         work = _Work(world, interrupts, found, rate_bytes, state, url, prefix, quiet=quiet)
         work.run(fs, repair=repair, expiry_s=expiry_s)
         if embedded is not None and not interrupts.heard and fs is not None:
@@ -289,22 +289,6 @@ class _Seals:
         except CurvfsError:
             return None
         return is_sealed(status.xattrs, self._ids[directory], status.name)
-
-
-def _refuse_missing(world: World, url: str, prefix: str, fs: SyncFileSystem | None) -> None:
-    """A scrub makes no pool where there is none."""
-    if fs is None:
-        found = urlsplit(url)
-        if found.scheme != "file" or not found.path.startswith("/"):
-            raise UsageError(f"{url!r} is no place to scrub; write curvine://host:port/path or file:///directory.")
-        path = unquote(found.path) if prefix == "." else f"{unquote(found.path)}/{prefix}"
-        if not world.disk.exists(path):
-            raise UsageError(f"There is no KV prefix at {path}; name another URL or --prefix.")
-        return
-    try:
-        fs.stat("/" if prefix == "." else f"/{prefix}")
-    except NotFound:
-        raise UsageError(f"There is no KV prefix {prefix!r} at {url}; name another URL or --prefix.") from None
 
 
 def _resumed(world: World, state: str | None, url: str, prefix: str) -> _Found | None:

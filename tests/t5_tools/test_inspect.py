@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
+import xxhash
 
 import kvstore
 from curvfs.api import SyncFileSystem
@@ -162,7 +163,28 @@ def test_a_pool(stored: tuple[KVStore, list[PageKey], str], capsys: pytest.Captu
     assert "5 objects" in shown and "1 min" in shown and "\u2588" in shown
 
 
+def test_a_pool_that_is_not_there_is_not_made(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if url.startswith("file"):
+        (tmp_path / "pool").mkdir()
+    else:
+        with SyncFileSystem.connect(url.removesuffix("/pool")) as client:
+            client.mkdir("/pool")
+    (tmp_path / "tokens").write_text("1 2 3 4")
+    said = {"model": "m", "revision": "r", "dtype": "float16", "page_tokens": 4, "layout": GEOMETRY.layout}
+    (tmp_path / "identity").write_text(json.dumps(said))
+    chain = ["chain", str(tmp_path / "tokens"), "--url", url, "--identity", str(tmp_path / "identity")]
+    for arguments in (["pool", url], chain):
+        assert main(["inspect", *arguments]) == 2
+        assert "There is no KV prefix" in capsys.readouterr().err
+    if url.startswith("file"):
+        assert list((tmp_path / "pool").iterdir()) == []
+    else:
+        with SyncFileSystem.connect(url) as client:
+            assert client.list("/") == []
+
+
 def test_an_empty_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kv").mkdir()
     assert inspected(capsys, "pool", f"file://{tmp_path}")["objects"] == 0
     assert main(["inspect", "pool", f"file://{tmp_path}"]) == 0
 
@@ -194,3 +216,40 @@ def test_tokens_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "identity").write_text(json.dumps({"model": "m"}))
     assert main(["inspect", "chain", str(tmp_path / "tokens"), "--identity", str(tmp_path / "identity")]) == 2
     assert "not complete" in capsys.readouterr().err
+
+
+def test_one_namespace_of_a_pool(
+    stored: tuple[KVStore, list[PageKey], str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store, keys, url = stored
+    namespace = store.object_name(keys[0]).partition("/")[0]
+    picture = tmp_path / "one.png"
+    assert main(["inspect", "pool", url, "--namespace", namespace[:6], "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert f"Of {namespace[:6]}:" in shown and "not used since they were written: " in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["inspect", "pool", url, "--namespace", "zz"]) == 2
+    assert namespace in capsys.readouterr().err
+
+
+def test_what_an_object_says_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A header whose checksum holds, and whose texts are hostile."""
+    with kvstore.open(f"file://{tmp_path}", IDENTITY, geometry=GEOMETRY) as store:
+        (key,) = store.keys(range(4))
+        page = [numpy.zeros(spec.shape, numpy.float16) for spec in GEOMETRY.tensors]
+        assert all(store.put([key], [page]).result())
+        path = tmp_path / "kv" / store.object_name(key)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    for said in ({"writer": "x\x1b[2J\n"}, {"created_ms": "9" * 19}, {"created_ms": "9" * 900}):
+        header = json.loads(content[8 : 8 + length])
+        header["__metadata__"] |= {"header_sum": "0" * 32, **said}
+        text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+        assert len(text) == length
+        summed = content[:8] + text
+        digits = xxhash.xxh3_128_hexdigest(summed).encode()
+        path.write_bytes(summed[:39] + digits + summed[71:] + content[8 + length :])
+        assert main(["inspect", "object", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "sound" in shown and "\x1b" not in shown
+        assert ("time" in shown) == ("created_ms" in said)

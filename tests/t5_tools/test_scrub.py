@@ -216,7 +216,7 @@ def test_the_rate_is_kept_and_an_interrupted_scrub_goes_on(tmp_path: Path, capfd
     ("words", "code", "said"),
     [
         ((), 2, "Give either a URL or --embedded DIR"),
-        (("ftp://x/",), 2, "is no place to scrub"),
+        (("ftp://x/",), 2, "is no place of a pool"),
         (("file:///no/such",), 2, "There is no KV prefix at /no/such/kv"),
         (("file:///tmp", "--rate", "fast"), 2, "is not a size"),
         (("file:///tmp", "--rate", "0"), 2, "more than 0"),

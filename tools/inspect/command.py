@@ -13,18 +13,19 @@ from curvfs.errors import CurvfsError, UsageError, from_os_error
 from curvfs.units import format_size
 from curvfs.world import World
 from kvstore.keys import KeyChain
-from kvstore.scrub import Scrubber, open_pool
+from kvstore.scrub import Scrubber
+from tools.files.shown import printable
 from tools.inspect.chain import describe_chain, identity_from_file, identity_of_process, read_tokens
 from tools.inspect.object import describe_object
 from tools.inspect.pool import AGES, describe_pool
 from tools.inspect.sources import opened
 from tools.plots import Bars, draw_bars_png, draw_bars_terminal
+from tools.pools import looked_at
 
 app = typer.Typer(help="Look at one object, at the pages of a prompt, or at a whole pool.", no_args_is_help=True)
 
 #: Exit code when an object is damaged, so that scripts can tell.
 EXIT_DAMAGED = 6
-_STAGING_EXPIRY_S = 600.0
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prefix = Annotated[str, typer.Option(help="The KV prefix below the URL's directory.")]
@@ -49,6 +50,9 @@ def inspect_object(
 def inspect_pool(
     url: Annotated[str, typer.Argument(metavar="URL", help="curvine://host:port/path or file:///directory.")],
     prefix: Prefix = "kv",
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Draw this one only; the beginning of its name is enough.")
+    ] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw ages and uses as PNG.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +60,7 @@ def inspect_pool(
     world = World.real()
     console = Console(stderr=True)
     with (
-        open_pool(world, url, prefix, staging_expiry_s=_STAGING_EXPIRY_S) as backend,
+        looked_at(world, url, prefix) as backend,
         Progress(
             SpinnerColumn(),
             TextColumn("{task.completed:,.0f} objects"),
@@ -67,14 +71,30 @@ def inspect_pool(
     ):
         walker = Scrubber(world, backend, lambda _: None)
         report = describe_pool(backend, walker, progress.track(walker.walk(), total=None))
-    bars = _bars(report)
+    drawn = _of_namespace(report, namespace) if namespace else report
+    bars = _bars(drawn)
     if plot:
-        draw_bars_png(plot, bars, title=url)
+        draw_bars_png(plot, bars, title=f"{url} {namespace or ''}")
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
     typer.echo(_pool_text(report))
+    if namespace:
+        typer.echo(f"Of {printable(namespace)}:")
     typer.echo(draw_bars_terminal(bars))
+    typer.echo(f"not used since they were written: {drawn['never_used']:,}")
+
+
+def _of_namespace(report: dict[str, Any], name: str) -> dict[str, Any]:
+    """The part of one namespace, named by the beginning of its name."""
+    found = [part for known, part in report["namespaces"].items() if known.startswith(name)]
+    if len(found) != 1:
+        raise UsageError(
+            f"{len(found) or 'No'} namespaces of the pool begin with {name!r}; name one of "
+            f"{', '.join(report['namespaces']) or 'none'}."
+        )
+    chosen: dict[str, Any] = found[0]
+    return chosen
 
 
 @app.command("chain")
@@ -107,7 +127,7 @@ def inspect_chain(
     if url is None:
         raise UsageError("No pool is named; give --url.")
     numbers = read_tokens(world, tokens)
-    with open_pool(world, url, prefix, staging_expiry_s=_STAGING_EXPIRY_S) as backend:
+    with looked_at(world, url, prefix) as backend:
         report = describe_chain(backend, KeyChain(whose, chain_hash=chain_hash), numbers)
     typer.echo(json.dumps(report, indent=2) if as_json else _chain_text(report))
 
@@ -156,7 +176,7 @@ def _object_text(report: dict[str, Any]) -> str:
     rows += [("Attribute", f"{name} = {value}") for name, value in report["attributes"].items()]
     verdict = report["verdict"]
     rows.append(("Verdict", f"{verdict}: {report['reason']}" if report["reason"] else verdict))
-    return "\n".join(f"{title:10} {text}" for title, text in rows)
+    return "\n".join(f"{title:10} {printable(text)}" for title, text in rows)
 
 
 def _tokens(said: str) -> str:
@@ -171,7 +191,10 @@ def _stamp(created_ms: int | None) -> str:
         return "at an unknown time"
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"at an impossible time ({created_ms} ms)"
 
 
 def _pool_text(report: dict[str, Any]) -> str:
@@ -179,7 +202,7 @@ def _pool_text(report: dict[str, Any]) -> str:
     for name, namespace in report["namespaces"].items():
         shards = ", ".join(shard for shard in namespace["shards"] if shard)
         lines.append(
-            f"  {name}  {namespace['objects']:>9,} objects  {format_size(namespace['size_bytes']):>10}"
+            f"  {printable(name)}  {namespace['objects']:>9,} objects  {format_size(namespace['size_bytes']):>10}"
             + (f"  shards {shards}" if shards else "")
         )
     aside = report["aside"]

@@ -62,7 +62,7 @@ def _said(header: ObjectHeader, tensors: list[StoredTensor]) -> dict[str, Any]:
         "token_digest": said.get("token_digest", ""),
         "codec": said.get("codec", ""),
         "writer": said.get("writer", ""),
-        "created_ms": int(said["created_ms"]) if said.get("created_ms", "").isdecimal() else None,
+        "created_ms": int(said["created_ms"]) if _is_time(said.get("created_ms", "")) else None,
         "header_bytes": header.header_bytes,
         "data_bytes": header.data_bytes,
         "units": len(header.unit_lengths),
@@ -77,6 +77,10 @@ def _said(header: ObjectHeader, tensors: list[StoredTensor]) -> dict[str, Any]:
             for tensor in tensors
         ],
     }
+
+
+def _is_time(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 20
 
 
 def _first_damaged(source: Source, header: ObjectHeader) -> int | None:
