@@ -131,7 +131,7 @@ class Stage:
             except Violation as error:
                 self._failure = self._failure or error
             self._switch(number)
-            self._set_clock(process)
+            self.set_clock(process)
             enter(call, detail)
             self.now_s = max(self.now_s, process.now_s())
 
@@ -154,7 +154,7 @@ class Stage:
             if self._failure is not None:
                 raise ProcessKilled
 
-    def _set_clock(self, process: SimProcess) -> None:
+    def set_clock(self, process: SimProcess) -> None:
         """One time for all of them."""
         if process.now_s() < self.now_s:
             process.busy_until_s += self.now_s - process.now_s()
@@ -273,7 +273,13 @@ class Actor:
         if not self._stage.leases:
             self._stage.writers -= 1
 
+    def _now(self) -> None:
+        """Others have let time pass: a call that begins here begins now."""
+        assert self._world is not None
+        self._stage.set_clock(self._world.process)
+
     def _step(self) -> None:
+        self._now()
         kind = self._random.choices(
             ("put", "load", "evict", "wait", "sweep", "delete", "reopen"),
             (8, 8, 3, 3, 2, 1, 1) if self._stage.leases else (12, 6, 0, 2, 1, 1, 1),
@@ -324,6 +330,7 @@ class Actor:
             stage.pass_time(self._world, self._random.uniform(0, LEASE_S * 0.9))
             for _ in range(self._random.randrange(60)):
                 stage.let_others(self._number)
+        self._now()
         wanted = keys if self._random.random() < 0.5 else keys[: hit.pages]
         rooms = [bytearray(b"\xee" * PAGE.size_bytes) for _ in wanted]
         results = self._timed(store.get(wanted, rooms, lookup=hit).result)
