@@ -36,7 +36,7 @@ class Node:
     without such a name lies: one that is private, or was removed while open. ``detached``: published while open for
     writing; late writes are refused. ``changes`` counts our own changes in a directory, ``changes_told`` says how many
     of them its modification time shows. ``known_size`` is the size that the kernel was told last, ``known_stamp`` what
-    its cached pages belong to (modification time and length), ``checked_s`` when the store last confirmed the name.
+    its cached pages belong to (:func:`mount.readers.stamp`), ``checked_s`` when the store last confirmed the name.
     ``written`` holds length and modification time (ms) as our own writes made them, until the store has told us.
     """
 
@@ -76,7 +76,7 @@ class Node:
         self.writers = 0
         self.known_size = status.length_bytes
         self.checked_s = 0.0
-        self.known_stamp: tuple[int, int] | None = None
+        self.known_stamp: tuple[int, int, int] | None = None
         self.written: tuple[int, int] | None = None
         self.sealed = False
         self.detached = False

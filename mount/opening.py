@@ -18,7 +18,7 @@ from mount.handles import FileHandle, Handles, NodeWriter
 from mount.inodes import Node, NodeTable
 from mount.naming import Caller, permission
 from mount.publish import Publisher
-from mount.readers import Readers, stale
+from mount.readers import Readers, stale, stamp
 from mount.statistics import Statistics
 
 log = logging.getLogger("curvfs.mount")
@@ -100,9 +100,9 @@ class Opening:
         if node.sealed:
             return True
         status = reader.located.status
-        stamp = status.mtime_ms, status.length_bytes
-        keep = node.known_stamp == stamp
-        node.known_stamp = stamp if self._readers.is_settled(status) else None
+        found = stamp(status)
+        keep = node.known_stamp == found
+        node.known_stamp = found if self._readers.is_settled(status) else None
         return keep
 
     def _refuse_sealed(self, node: Node, caller: Caller) -> None:

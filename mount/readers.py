@@ -62,8 +62,7 @@ class NodeReader:
         ours, theirs = self.located.status, located.status
         return (
             ours.id == theirs.id
-            and ours.mtime_ms == theirs.mtime_ms
-            and ours.length_bytes == theirs.length_bytes
+            and stamp(ours) == stamp(theirs)
             and [block.block_id for block in self.located.blocks] == [block.block_id for block in located.blocks]
         )
 
@@ -185,8 +184,8 @@ class Readers:
         return await self._open(node, located)
 
     def is_settled(self, status: FileStatus) -> bool:
-        """Did the file change so long ago that its modification time tells it from the next version?"""
-        return abs(self._fs.world.clock.time_ms() - status.mtime_ms) > _RACY_MS
+        """Did the file change so long ago that its times tell it from the next version?"""
+        return abs(self._fs.world.clock.time_ms() - max(status.mtime_ms, status.ctime_ms)) > _RACY_MS
 
     async def get(self, node: Node) -> NodeReader:
         """The reader there is, or a new one."""
@@ -261,6 +260,12 @@ class Readers:
     async def close(self) -> None:
         for node in list(self._kept):
             await self._evict(node)
+
+
+def stamp(status: FileStatus) -> tuple[int, int, int]:
+    """What tells the bytes of a file from those before. The time of its last change is in it because whoever copies
+    with times sets the modification time back."""
+    return status.mtime_ms, status.ctime_ms, status.length_bytes
 
 
 def stale() -> CurvfsError:

@@ -338,3 +338,25 @@ def test_a_direct_reader_beside_a_buffered_one(pair: tuple[Mount, Mount]) -> Non
         finally:
             os.close(direct)
             os.close(buffered)
+
+
+def test_new_bytes_under_old_times(pair: tuple[Mount, Mount]) -> None:
+    """Rewritten in place with the same length, and the modification time set back as rsync does it: the time of the
+    last change gives it away."""
+    old_ns = 10**18
+    content = bytes(20_000)
+    (pair[0].path / "timed").write_bytes(content)
+    os.utime(pair[0].path / "timed", ns=(old_ns, old_ns))
+    time.sleep(2.1)  # the pages that a mount keeps are those of a file that has not changed for two seconds
+    for number in range(1, 5):
+        writer, reader = pair[number % 2], pair[1 - number % 2]
+        for _ in range(3):
+            assert (reader.path / "timed").read_bytes() == content
+        content = bytes([number]) * 20_000
+        with open(writer.path / "timed", "r+b") as file:
+            file.write(content)
+        os.utime(writer.path / "timed", ns=(old_ns, old_ns))
+        with open(reader.path / "timed", "rb") as file:
+            assert os.fstat(file.fileno()).st_mtime_ns == old_ns
+            assert file.read() == content
+        assert (writer.path / "timed").read_bytes() == content
