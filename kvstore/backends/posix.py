@@ -256,7 +256,7 @@ class PosixBackend(Backend):
             with _mapped("Marking", path):
                 try:
                     self._disk.set_access_time(path, int(when_s * 1e9))
-                except (FileNotFoundError, NotADirectoryError):
+                except (FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's
                     pass
 
     def accessed_s(self, names: Sequence[str]) -> list[float | None]:
