@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curvfs.histogram import Histogram
@@ -19,6 +19,7 @@ def of(values: list[int]) -> Histogram:
     return histogram
 
 
+@settings(deadline=None)
 @given(durations, st.floats(0.01, 1.0))
 def test_a_quantile_is_within_a_bucket_of_the_true_one(values: list[int], fraction: float) -> None:
     true_ns = sorted(values)[max(math.ceil(fraction * len(values)) - 1, 0)]
@@ -27,6 +28,7 @@ def test_a_quantile_is_within_a_bucket_of_the_true_one(values: list[int], fracti
     ) + 1
 
 
+@settings(deadline=None)
 @given(durations, durations)
 def test_adding_two_is_counting_all(first: list[int], second: list[int]) -> None:
     both = of(first)
@@ -35,6 +37,7 @@ def test_adding_two_is_counting_all(first: list[int], second: list[int]) -> None
     assert both.summary() == of(first + second).summary()
 
 
+@settings(deadline=None)
 @given(durations)
 def test_count_mean_and_extremes_are_exact(values: list[int]) -> None:
     histogram = of(values)
