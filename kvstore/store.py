@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from curvfs import __version__
@@ -23,7 +23,7 @@ from curvfs.world import World
 from kvstore.asking import Answer, Ask, Asker
 from kvstore.backends.base import Backend, Found
 from kvstore.capacity.chores import Chores
-from kvstore.capacity.limited import room_for
+from kvstore.capacity.room import room_for
 from kvstore.capacity.settings import Capacity
 from kvstore.codecs import Zstd
 from kvstore.completions import Completions
@@ -50,6 +50,9 @@ from kvstore.tiers.memory import Memory
 from kvstore.tiers.stats import BehindStats
 from kvstore.transfer import Transfer
 from kvstore.watch import Watch
+
+if TYPE_CHECKING:
+    from kvstore.tiers.behind import WriteBehind
 
 logger = logging.getLogger("kvstore")
 
@@ -173,6 +176,8 @@ class KVStore:
         )
         self._behind: WriteBehind | None = None
         if write_behind_bytes:
+            from kvstore.tiers.behind import WriteBehind
+
             self._behind = WriteBehind(
                 world,
                 self._jobs,

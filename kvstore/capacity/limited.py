@@ -541,21 +541,3 @@ class LimitedRoom(Room):
                 accesses_flushed=self._accesses.flushed,
                 accesses_dropped=self._accesses.dropped,
             )
-
-
-def room_for(
-    world: World,
-    backend: Backend,
-    settings: Capacity,
-    namespace: str,
-    *,
-    object_bytes: int,
-    lease_s: float,
-    on_deleted: Callable[[str], None],
-) -> Room:
-    """Room as the settings have it."""
-    if not settings.limits:
-        return Room(world, backend, flush_s=settings.flush_s)
-    return LimitedRoom(
-        world, backend, settings, namespace, object_bytes=object_bytes, lease_s=lease_s, on_deleted=on_deleted
-    )

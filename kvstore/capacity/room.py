@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from curvfs.world import World
 from kvstore.backends.base import Backend
 from kvstore.capacity.accesses import Accesses, StoreClock
+from kvstore.capacity.settings import Capacity
 from kvstore.page import Page
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class CapacityStats:
     """One moment of a store's room. ``counted``: what is in the pool is known; before that the bytes are 0.
 
@@ -111,3 +112,23 @@ class Room:
             accesses_flushed=self._accesses.flushed,
             accesses_dropped=self._accesses.dropped,
         )
+
+
+def room_for(
+    world: World,
+    backend: Backend,
+    settings: Capacity,
+    namespace: str,
+    *,
+    object_bytes: int,
+    lease_s: float,
+    on_deleted: Callable[[str], None],
+) -> Room:
+    """Room as the settings have it."""
+    if not settings.limits:
+        return Room(world, backend, flush_s=settings.flush_s)
+    from kvstore.capacity.limited import LimitedRoom  # a tenth of what importing kvstore takes
+
+    return LimitedRoom(
+        world, backend, settings, namespace, object_bytes=object_bytes, lease_s=lease_s, on_deleted=on_deleted
+    )

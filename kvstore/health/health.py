@@ -43,7 +43,7 @@ _IO_WEIGHT = 0.1
 _PUT_FAILURES = frozenset({Miss.UNREACHABLE, Miss.DEADLINE})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class PlaceStats:
     """``state`` of its breaker, or ``stalled``. ``bytes_per_s``: 0 where nothing was measured."""
 
@@ -54,7 +54,7 @@ class PlaceStats:
     opened: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class HealthStats:
     """One moment of a store's health. ``withheld_pages``: stored pages that lookups left out because loading them
     would take longer than computing them, or their place does not answer; ``withheld_lookups``: how many did so.

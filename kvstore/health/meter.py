@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 #: What is measured at least at once, so that short waits between reads do not count.
 _WINDOW_S = 0.2
@@ -12,13 +11,15 @@ _MEMORY_S = 1.0
 _MEMORY_PAGES = 4
 
 
-@dataclass(eq=False, slots=True)
 class Reading:
     """A read under way."""
 
-    place: str
-    size_bytes: int
-    started_s: float
+    __slots__ = ("place", "size_bytes", "started_s")
+
+    def __init__(self, place: str, size_bytes: int, started_s: float) -> None:
+        self.place = place
+        self.size_bytes = size_bytes
+        self.started_s = started_s
 
 
 class Meter:

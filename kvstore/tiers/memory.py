@@ -19,7 +19,7 @@ from kvstore.keys import PageKey
 from kvstore.slabs import Slab
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class MemoryStats:
     """One moment of the pages in host memory. ``hits``: pages delivered from there; ``admitted``, ``evicted``: pages
     that came and went; ``passed_by``: pages that found all frames pinned."""
@@ -33,15 +33,17 @@ class MemoryStats:
     passed_by: int = 0
 
 
-@dataclass(eq=False, slots=True)
 class Frame:
     """Room for one page. ``start``: where its data begin in the memory. ``digests``: of the tokens it was made from."""
 
-    start: int
-    name: str = ""
-    digests: tuple[bytes, bytes] = (b"", b"")
-    pins: int = 0
-    resident: bool = False
+    __slots__ = ("digests", "name", "pins", "resident", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.name = ""
+        self.digests = (b"", b"")
+        self.pins = 0
+        self.resident = False
 
 
 class Memory:

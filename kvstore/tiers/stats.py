@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class BehindStats:
     """One moment of the pages on their way. ``queued``: accepted and not stored yet; ``written``, ``failed``: what
     became of those before them; ``dropped``: not accepted, because all buffers were full."""
