@@ -4,7 +4,7 @@
 node               name            attributes         page cache
 =================  ==============  =================  ============
 sealed object      1 s             60 s               kept for ever
-ordinary file      0               1 s                kept while time and length stay
+ordinary file      0               1 s                kept while times and length stay
 private file       0               1 s                kept
 directory, link    1 s             1 s
 =================  ==============  =================  ============

@@ -25,6 +25,10 @@ MAX_REQUEST_BYTES = MIB
 #: A file that changed this recently may change again within the same tick of the store's clock, or of a host whose
 #: clock is a little off.
 _RACY_MS = 2000
+#: Descriptors that stay open for the next open of their files.
+_KEPT_DESCRIPTORS = 256
+#: An ordinary file is kept open only when it is that small: one that is rewritten elsewhere takes its space meanwhile.
+_KEPT_ORDINARY_BYTES = MIB
 
 
 class Slab:
@@ -51,6 +55,10 @@ class NodeReader:
         self._local = [extent for extent in extents.extents if isinstance(extent, LocalExtent)]
         self._starts = [extent.file_offset_bytes for extent in self._local]
         self._device = slab.disk.fstat(self._local[0].fd).st_dev if self._local else 0
+
+    @property
+    def descriptors(self) -> int:
+        return len(self._local)
 
     @property
     def is_local(self) -> bool:
@@ -147,19 +155,21 @@ class NodeReader:
 
 
 class Readers:
-    """Opens readers, and keeps those of sealed objects open for a while after the last handle is gone."""
+    """Opens readers, and keeps those of sealed objects and of small files open for a while after the last handle is
+    gone."""
 
-    def __init__(self, fs: CurvineFileSystem, table: NodeTable, *, keep: int = 256) -> None:
+    def __init__(self, fs: CurvineFileSystem, table: NodeTable) -> None:
         self._fs = fs
         self._table = table
         self._slab = Slab(fs.world.disk)
-        self._keep = keep
-        #: Sealed nodes whose reader is open though no handle is, oldest first; each is pinned.
-        self._kept: dict[Node, None] = {}
+        #: Nodes whose reader is open though no handle is, oldest first, and how many descriptors that has; each is
+        #: pinned.
+        self._kept: dict[Node, int] = {}
+        self._kept_descriptors = 0
 
     @property
     def kept(self) -> int:
-        """How many readers of sealed objects are kept open for the next open."""
+        """How many readers are kept open for the next open."""
         return len(self._kept)
 
     async def locate(self, node: Node) -> Located:
@@ -224,19 +234,19 @@ class Readers:
             await reader.retire()
 
     async def last_handle_gone(self, node: Node) -> None:
-        """Keep the reader of a sealed local object for the next open; let go of any other."""
+        """Keep the reader of a sealed or small file that is local for the next open; let go of any other."""
         reader = node.reader
         if reader is None:
             return
-        if not (node.sealed and reader.is_local):
+        small = reader.length_bytes <= _KEPT_ORDINARY_BYTES
+        if not (reader.is_local and node.links and (node.sealed or small)):
             await self.drop(node)
             return
-        if node not in self._kept:
-            node.pins += 1
-        else:
-            del self._kept[node]
-        self._kept[node] = None
-        while len(self._kept) > self._keep:
+        self._unkeep(node)
+        node.pins += 1
+        self._kept[node] = max(1, reader.descriptors)
+        self._kept_descriptors += self._kept[node]
+        while self._kept_descriptors > _KEPT_DESCRIPTORS:
             await self._evict(next(iter(self._kept)))
 
     async def _evict(self, node: Node) -> None:
@@ -253,8 +263,9 @@ class Readers:
             await self._evict(node)
 
     def _unkeep(self, node: Node) -> None:
-        if node in self._kept:
-            del self._kept[node]
+        descriptors = self._kept.pop(node, None)
+        if descriptors is not None:
+            self._kept_descriptors -= descriptors
             node.pins -= 1
 
     async def close(self) -> None:

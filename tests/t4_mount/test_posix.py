@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.t4_mount.mounts import Mount, refused
+from tests.t4_mount.mounts import Mount, refused, wait_for
 
 
 def test_write_read_list_remove(place: Path) -> None:
@@ -421,3 +421,18 @@ def test_holes_stay_holes(pool: Path, place: Path) -> None:
             b"end",
         ]
         assert not any(os.pread(file.fileno(), 1 << 20, 30 << 20))
+
+
+def test_descriptors_that_stay_open_for_the_next_open(mount: Mount, place: Path) -> None:
+    """They are bounded in number; a file that is removed, also while it is open, keeps none."""
+    held = Path(f"/proc/{mount.process.pid}/fd")
+    before = len(os.listdir(held))
+    for index in range(280):
+        (place / f"f{index}").write_bytes(b"x")
+        (place / f"f{index}").read_bytes()
+    assert 256 < len(os.listdir(held)) <= before + 256 + 20
+    with open(place / "f279", "rb", buffering=0) as late:
+        for index in range(280):
+            (place / f"f{index}").unlink()
+        assert late.read() == b"x"
+    wait_for(lambda: len(os.listdir(held)) <= before + 5, what="the end of the descriptors")
