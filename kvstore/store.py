@@ -45,7 +45,6 @@ from kvstore.reshard import Resharded, Resharder
 from kvstore.results import UNFIT, Miss, miss_of
 from kvstore.segments import PagePlan, plan_page
 from kvstore.stats import Counters, Stats
-from kvstore.tiers.behind import WriteBehind
 from kvstore.tiers.memory import Memory
 from kvstore.tiers.stats import BehindStats
 from kvstore.transfer import Transfer
