@@ -94,6 +94,14 @@ def test_a_server_and_a_store(run_directory: Path, tmp_path: Path) -> None:
     eventually(lambda: records() == [])
 
 
+def test_a_list_a_look(run_directory: Path) -> None:
+    record = RunRecord(World.real(), "server")
+    record.write({"url": "curvine://h:1/"})
+    lines = shown("top", "--json", "--count", "2", "--interval", "0.1").splitlines()
+    assert [[each["url"] for each in json.loads(line)] for line in lines] == [["curvine://h:1/"]] * 2
+    record.close()
+
+
 def test_rates_are_growth_over_time() -> None:
     before = {"kind": "server", "pid": 1, "written_ms": 1_000, "a": {"n": 10}, "misses": {"x": 1, "y": 2}}
     now = {"kind": "server", "pid": 1, "written_ms": 3_000, "a": {"n": 30}, "misses": {"x": 1, "y": 5, "z": 1}}

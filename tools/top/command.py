@@ -36,6 +36,7 @@ def top(
     kind: KindOption = None,
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option(help="Looks to take, then end. Default: until Ctrl-C.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list a look, on one line.")] = False,
 ) -> None:
     """Watch the mounts, stores and servers of this machine: rates, latencies, hits, misses, breakers, room."""
     if not 0.1 <= interval_s <= 3600:
@@ -43,6 +44,14 @@ def top(
     if count is not None and count < 1:
         raise UsageError(f"--count is {count}; give at least 1.")
     world, console = World.real(), _console()
+    if as_json:
+        with suppress(KeyboardInterrupt):
+            for look in itertools.count(1):
+                world.clock.block(interval_s)
+                typer.echo(json.dumps(_records(world, kind)))
+                if look == count:
+                    break
+        return
     before = _records(world, kind)
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         for look in itertools.count(1):
