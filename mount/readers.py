@@ -25,9 +25,11 @@ MAX_REQUEST_BYTES = MIB
 #: A file that changed this recently may change again within the same tick of the store's clock, or of a host whose
 #: clock is a little off.
 _RACY_MS = 2000
-#: Descriptors that stay open for the next open of their files.
-_KEPT_DESCRIPTORS = 256
-#: An ordinary file is kept open only when it is that small: one that is rewritten elsewhere takes its space meanwhile.
+#: Descriptors that stay open for the next open of their files: so many, of those that a process usually may have, and
+#: for so long, because a file that is removed elsewhere takes its space meanwhile.
+_KEPT_DESCRIPTORS = 512
+KEPT_S = 30.0
+#: An ordinary file is kept open only when it is that small.
 _KEPT_ORDINARY_BYTES = MIB
 
 
@@ -162,9 +164,9 @@ class Readers:
         self._fs = fs
         self._table = table
         self._slab = Slab(fs.world.disk)
-        #: Nodes whose reader is open though no handle is, oldest first, and how many descriptors that has; each is
-        #: pinned.
-        self._kept: dict[Node, int] = {}
+        #: Nodes whose reader is open though no handle is, oldest first: how many descriptors that has, and since when
+        #: it is kept. Each is pinned.
+        self._kept: dict[Node, tuple[int, float]] = {}
         self._kept_descriptors = 0
 
     @property
@@ -244,9 +246,16 @@ class Readers:
             return
         self._unkeep(node)
         node.pins += 1
-        self._kept[node] = max(1, reader.descriptors)
-        self._kept_descriptors += self._kept[node]
+        descriptors = max(1, reader.descriptors)
+        self._kept[node] = descriptors, self._fs.world.clock.monotonic_s()
+        self._kept_descriptors += descriptors
         while self._kept_descriptors > _KEPT_DESCRIPTORS:
+            await self._evict(next(iter(self._kept)))
+
+    async def let_go(self) -> None:
+        """Close what has been kept for :data:`KEPT_S`."""
+        now_s = self._fs.world.clock.monotonic_s()
+        while self._kept and now_s - next(iter(self._kept.values()))[1] >= KEPT_S:
             await self._evict(next(iter(self._kept)))
 
     async def _evict(self, node: Node) -> None:
@@ -263,9 +272,9 @@ class Readers:
             await self._evict(node)
 
     def _unkeep(self, node: Node) -> None:
-        descriptors = self._kept.pop(node, None)
-        if descriptors is not None:
-            self._kept_descriptors -= descriptors
+        kept = self._kept.pop(node, None)
+        if kept is not None:
+            self._kept_descriptors -= kept[0]
             node.pins -= 1
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ from curvfs.world import Disk, World
 from mount import kernel
 from mount.inodes import NodeTable
 from mount.options import DEFAULT_KV_PATH, MountOptions
+from mount.readers import KEPT_S
 from mount.readiness import Readiness
 from mount.scratch import BEAT_INTERVAL_S, DEAD_AFTER_S, Scratch
 from mount.seal import KV_XATTR, is_prefix
@@ -342,7 +343,7 @@ class _Session:
                 self._sweep,
             ]
         )
-        tasks.append(self._record)
+        tasks += [self._record, self._let_go]
         if self._server is not None:
             tasks.append(self._watch)
         if self._readiness.watchdog_s:
@@ -390,6 +391,10 @@ class _Session:
     async def _record(self) -> float:
         self._report.write_record()
         return _RECORD_INTERVAL_S
+
+    async def _let_go(self) -> float:
+        await self._operations.readers.let_go()
+        return KEPT_S / 3
 
     async def _say_alive(self) -> float:
         await self._announced.wait()

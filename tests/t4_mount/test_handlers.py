@@ -199,3 +199,22 @@ async def test_a_store_that_never_answers(kernel: Kernel, name: str) -> None:
         assert await _errno(getattr(kernel.operations, name)(*calls[name])) == errno.ETIMEDOUT
     kernel.fs.instead = None
     assert await _errno(kernel.operations.lookup(*calls["lookup"])) == 0
+
+
+async def test_what_is_kept_open_is_let_go(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops, ctx = kernel.operations, _context()
+    info, entry = await ops.create(ROOT_ID, b"file", 0o644, os.O_RDWR, ctx)
+    await ops.write(info.fh, 0, b"x" * 100)
+    await ops.flush(info.fh)
+    await ops.release(info.fh)
+    info = await ops.open(entry.st_ino, os.O_RDONLY, ctx)
+    assert bytes(await ops.read(info.fh, 0, 10)) == b"x" * 10
+    await ops.release(info.fh)
+    await ops.readers.let_go()
+    assert ops.readers.kept == 1
+    monkeypatch.setattr("mount.readers.KEPT_S", 0.0)
+    await ops.readers.let_go()
+    assert ops.readers.kept == 0
+    info = await ops.open(entry.st_ino, os.O_RDONLY, ctx)
+    assert bytes(await ops.read(info.fh, 0, 10)) == b"x" * 10
+    await ops.release(info.fh)

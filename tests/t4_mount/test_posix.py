@@ -427,12 +427,12 @@ def test_descriptors_that_stay_open_for_the_next_open(mount: Mount, place: Path)
     """They are bounded in number; a file that is removed, also while it is open, keeps none."""
     held = Path(f"/proc/{mount.process.pid}/fd")
     before = len(os.listdir(held))
-    for index in range(280):
+    for index in range(530):
         (place / f"f{index}").write_bytes(b"x")
         (place / f"f{index}").read_bytes()
-    assert 256 < len(os.listdir(held)) <= before + 256 + 20
-    with open(place / "f279", "rb", buffering=0) as late:
-        for index in range(280):
+    assert 512 < len(os.listdir(held)) <= before + 512 + 20
+    with open(place / "f529", "rb", buffering=0) as late:
+        for index in range(530):
             (place / f"f{index}").unlink()
         assert late.read() == b"x"
     wait_for(lambda: len(os.listdir(held)) <= before + 5, what="the end of the descriptors")
