@@ -1,4 +1,4 @@
-"""``curvfs kv ls|du|evict|purge``: keep house in a pool of KV objects."""
+"""``curvfs kv ls|du|evict|purge|warm``: keep house in a pool of KV objects."""
 
 from __future__ import annotations
 
@@ -131,6 +131,38 @@ def evict(
             if pause_s is None:
                 return
             World.real().clock.block(pause_s)
+
+
+@app.command()
+def warm(
+    url: _Url,
+    most: Annotated[str | None, typer.Option(help="Read at most so much, such as 20GB. Default: everything.")] = None,
+    prefix: _Prefix = "kv",
+    model: _Model = None,
+    salt: _Salt = "",
+    as_json: _Json = False,
+) -> None:
+    """Read objects into the page cache of the machines that hold them: what was used last comes first."""
+    from tools.progress import ProgressLine
+
+    world = World.real()
+    most_bytes = None if most is None else parse_size(most)
+    with _open(url, prefix) as pool, ProgressLine(world, wanted=not as_json) as progress:
+        namespaces = _chosen(pool, model, salt)
+        whole_bytes = sum(pool.usage(namespace).object_bytes for namespace in namespaces)
+        wanted_bytes = whole_bytes if most_bytes is None else min(most_bytes, whole_bytes)
+        read_bytes = 0
+
+        def moved(size_bytes: int) -> None:
+            nonlocal read_bytes
+            read_bytes += size_bytes
+            progress(read_bytes / max(1, wanted_bytes), read_bytes, "reading objects")
+
+        count, size_bytes = pool.warm(namespaces, most_bytes, moved)
+    if as_json:
+        typer.echo(json.dumps({"objects": count, "object_bytes": size_bytes}))
+    else:
+        typer.echo(f"{count} objects read, {format_size(size_bytes)}.")
 
 
 @app.command()

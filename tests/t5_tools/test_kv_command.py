@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from curvfs.world import World
 from kvstore import Capacity, Geometry, Identity
 from tools.__main__ import main
 
@@ -55,6 +56,35 @@ def test_du_and_ls_tell_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sorted(line.split()[1] for line in out.splitlines()) == sorted(key.hex for key in keys)
     code, out, _ = run(capsys, "ls", tmp_path.as_uri(), "--json")
     assert len([json.loads(line) for line in out.splitlines()]) == 5
+
+
+def test_warm_reads_what_was_used_last_into_the_page_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = filled(tmp_path, 4)
+    disk = World.real().disk
+    with opened(tmp_path) as store:
+        paths = [tmp_path / "kv" / store.object_name(key) for key in keys]
+
+    def resident() -> list[bool]:
+        found = []
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            found.append(disk.resident_bytes(fd, 0, OBJECT_BYTES) >= OBJECT_BYTES)
+            os.close(fd)
+        return found
+
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    assert resident() == [False] * 4
+    code, out, _ = run(capsys, "warm", tmp_path.as_uri(), "--most", str(2 * OBJECT_BYTES + 1), "--model", "m")
+    assert (code, out) == (0, "2 objects read, 24.0 KiB.\n")
+    assert resident() == [False, False, True, True]
+    code, out, _ = run(capsys, "warm", tmp_path.as_uri(), "--json")
+    assert (code, json.loads(out)) == (0, {"objects": 4, "object_bytes": 4 * OBJECT_BYTES})
+    assert resident() == [True] * 4
+    assert run(capsys, "warm", tmp_path.as_uri(), "--model", "nobody")[0] == 2
 
 
 def test_evict_brings_every_namespace_within_its_quota(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
