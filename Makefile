@@ -45,7 +45,7 @@ soak-mount: setup-test
 # many clients and bad days for ten minutes. Both append to docs/results/.
 soak-kvstore: setup-test
 	@$(VENV)/python -m tests.soak replay $(if $(TRACE),--trace $(TRACE)) --record docs/results/kvstore-replay.md
-	@$(VENV)/python -m tests.soak run --seconds 600 --record docs/results/kvstore-soak.md
+	@$(VENV)/python -m tests.soak run --seconds 600 --record docs/results/kvstore-soak.md --plot docs/results/kvstore-soak.png
 
 proto: setup-proto
 	@$(VENV)/python -m curvfs.wire.pb.generate

@@ -38,7 +38,9 @@ def main() -> int:
     replay.add_argument("--record", type=Path, help="append the results to this file")
     run = commands.add_parser("run", help="many clients, bad days, and whether memory and descriptors stay flat")
     run.add_argument("--seconds", type=float, default=600.0)
-    run.add_argument("--record", type=Path, help="append the results to this file, with a plot beside it")
+    run.add_argument("--stop-seconds", type=float, default=10.0, help="how long the server stands still each time")
+    run.add_argument("--record", type=Path, help="append the results to this file")
+    run.add_argument("--plot", type=Path, help="draw memory, descriptors and the pool's bytes here")
     arguments = parser.parse_args()
     return _replay(arguments) if arguments.command == "replay" else _run(arguments)
 
@@ -69,8 +71,8 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     record: Path | None = arguments.record
-    plot = None if record is None else record.with_suffix(".png")
-    lines, problems = soak(arguments.seconds, plot)
+    plot: Path | None = arguments.plot
+    lines, problems = soak(arguments.seconds, plot, stop_s=arguments.stop_seconds)
     print("\n".join(lines))
     if record is not None:
         picture = "" if plot is None else f"\n![memory, descriptors and bytes in the pool]({plot.name})\n"

@@ -2,8 +2,8 @@
 
 32 stores in one process, each with a thread that looks prefixes up, loads what was promised and stores the rest, all of
 one model under one quota, with memory and (every second one) write-behind before the pool. Every 45 s something happens
-to the server: it is killed and started again, or it stands still for 10 s. Every few seconds the process's memory,
-descriptors and threads are measured, and what the blocks take on the server's disk.
+to the server: it is killed and started again, or it stands still for a while (10 s, unless told otherwise). Every few
+seconds the process's memory, descriptors and threads are measured, and what the blocks take on the server's disk.
 
 It is a problem when bytes were wrong, a call took longer than its deadline and a second, the quota was not kept, a
 client did not recover, or memory or descriptors of the last third of the run are above those of the third before.
@@ -40,7 +40,6 @@ LOOKUP_TIMEOUT_S = 2.0
 GRACE_S = 1.0
 _SAMPLE_S = 2.0
 _KILL_EVERY_S = 45.0
-_STOP_S = 10.0
 #: Prefixes that are asked for, at most; few enough that what every client remembers of them is soon complete.
 _PREFIXES = 40
 #: Between two requests of a client.
@@ -163,8 +162,8 @@ def _sample(began_s: float, blocks: Path) -> Sample:
     )
 
 
-def soak(seconds: float, plot: Path | None) -> tuple[list[str], list[str]]:
-    """Run for so long; what is to be told, and the problems."""
+def soak(seconds: float, plot: Path | None, *, stop_s: float) -> tuple[list[str], list[str]]:
+    """Run for so long, the server standing still for ``stop_s`` each time; what is to be told, and the problems."""
     directory = Path(tempfile.mkdtemp(prefix="curvfs-soak-"))
     server = Server(directory)
     tally, stop = Tally(), threading.Event()
@@ -209,7 +208,7 @@ def soak(seconds: float, plot: Path | None) -> tuple[list[str], list[str]]:
                 kills += 1
             else:
                 server.signal(signal.SIGSTOP)
-                time.sleep(_STOP_S)
+                time.sleep(stop_s)
                 server.signal(signal.SIGCONT)
                 stops += 1
             killing = not killing
@@ -225,7 +224,7 @@ def soak(seconds: float, plot: Path | None) -> tuple[list[str], list[str]]:
             thread.join(2 * TIMEOUT_S)
         if any(thread.is_alive() for thread in threads):
             tally.problems.append("a client did not end")
-        lines = _tell(stores, tally, samples, kills, stops, recovered, time.monotonic() - began_s)
+        lines = _tell(stores, tally, samples, kills, stops, recovered, time.monotonic() - began_s, stop_s)
         for store in stores:
             store.close()
         server.kill()
@@ -251,6 +250,7 @@ def _tell(
     stops: int,
     recovered: list[float],
     seconds: float,
+    stop_s: float,
 ) -> list[str]:
     calls = ", ".join(f"{count} {what}s" for what, count in sorted(tally.calls.items()))
     slowest = ", ".join(f"{what} {took_s:.2f} s" for what, took_s in sorted(tally.slowest_s.items()))
@@ -262,7 +262,7 @@ def _tell(
     opened = sum(stats.health.opened for stats in all_stats)
     lines = [
         f"{CLIENTS} clients, {seconds:.0f} s; the server was killed and started again {kills} times, and stood still "
-        f"for {_STOP_S:.0f} s {stops} times",
+        f"for {stop_s:.0f} s {stops} times",
         f"{calls}; the slowest: {slowest} (deadlines: lookup {LOOKUP_TIMEOUT_S:g} s, the others {TIMEOUT_S:g} s)",
         f"pages not delivered or not stored: {misses or 'none'}",
         f"{evicted} objects evicted, {hits} pages delivered from memory, {dropped} puts dropped by write-behind, "
