@@ -22,7 +22,9 @@ def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     mark = str(uuid.uuid4())
     os.environ[_MARK] = mark
     os.environ["CURVFS_RUN_DIR"] = str(tmp_path_factory.mktemp("run"))
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # run under nohup or not, what the tests start hears it
+    # Run under nohup or in the background of a script, what the tests start hears these two.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     mounted = [point for point in _mountpoints() if point.startswith(str(tmp_path_factory.getbasetemp()))]
     deadline = time.monotonic() + _GRACE_S
