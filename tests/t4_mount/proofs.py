@@ -44,7 +44,8 @@ def run(command: Sequence[str | Path], cwd: Path) -> str:
         text=True,
         timeout=_TIMEOUT_S,
         check=False,
-        env={**os.environ, "HOME": str(cwd), "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"},
+        # MAKEFLAGS: whoever runs us under make has its own.
+        env={**os.environ, "HOME": str(cwd), "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C", "MAKEFLAGS": ""},
     )
     if done.returncode:
         raise AssertionError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-3000:]}")
