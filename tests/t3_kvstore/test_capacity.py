@@ -246,7 +246,7 @@ def test_old_objects_expire_by_the_stores_clock(directory: Directory) -> None:
         os.utime(path, (time.time(), time.time() - 2000))
     again = directory.open(PAGE, lease_s=0, capacity=Capacity(ttl_s=1000, flush_s=0.05))
     wait_for(lambda: there(again, 1, 2, 3) == [3])
-    assert again.stats().capacity.expired + store.stats().capacity.expired == 2
+    wait_for(lambda: again.stats().capacity.expired + store.stats().capacity.expired == 2)  # counted once they are gone
 
 
 def test_without_an_evictor_puts_are_refused_until_somebody_evicts(directory: Directory) -> None:
@@ -425,10 +425,12 @@ def test_two_evictors_at_once_do_not_take_twice(directory: Directory) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    count = len(directory.objects())
-    assert 10 <= count <= 42
-    evicted = first.stats().capacity.evicted + second.stats().capacity.evicted
-    assert evicted == len(stored) - count
+
+    def evicted() -> int:
+        return first.stats().capacity.evicted + second.stats().capacity.evicted
+
+    wait_for(lambda: evicted() == len(stored) - len(directory.objects()))  # some may still be on their way
+    assert 10 <= len(directory.objects()) <= 42
     assert len(stored) >= 80  # where it is not known yet what the other one put, there is nothing to evict
 
 
