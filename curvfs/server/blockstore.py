@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from curvfs.errors import CurvfsError, from_os_error
-from curvfs.server.behaviour import Behaviour
+from curvfs.server.behaviour import Behaviour, ReadLength
 from curvfs.server.layout import Layout, StorageVersion
 from curvfs.server.metastore import MetaStore
 from curvfs.server.records import AllocOptions, Block
@@ -411,8 +411,19 @@ class BlockStore:
                 if not stat.S_ISREG(status.st_mode):
                     self._disk.close(fd)
                     raise refusal(IO, f"opening block {block_id}: {path} is no regular file")
+                if published and status.st_size < self._committed_bytes(block_id):
+                    self._disk.close(fd)
+                    raise mismatch(block_id, self._committed_bytes(block_id), status.st_size)
                 return OpenBlock(fd, path if published else None, status.st_size, status.st_size)
         raise self._not_found(block_id)
+
+    def _committed_bytes(self, block_id: int) -> int:
+        """How long the published file must be, so that zeros are never taken for bytes that were lost; 0 where it may
+        be shorter: it is being written, or was resized and does not know yet, or the version leaves that to clients."""
+        if self._behaviour.read_length is ReadLength.PHYSICAL or block_id in self._writing:
+            return 0
+        owner = self._owner_of(block_id)
+        return 0 if owner is None else owner.least_bytes
 
     # ------------------------------------------------------------------------------------------------------- files
 

@@ -218,7 +218,8 @@ class FileBlocks:
             grown = max(block.length_bytes, commit.length_bytes)
             total += grown - block.length_bytes
             locations = block.locations + tuple(one for one in commit.locations if one not in block.locations)
-            fresh[block.id] = Block(block.id, grown, None, (), locations)
+            stored = commit.length_bytes if commit.locations else block.least_bytes
+            fresh[block.id] = Block(block.id, grown, None, (), locations).stored_to(stored)
         length_bytes = max(inode.length_bytes, length_bytes)
         if length_bytes != total:
             raise common(f"Complete len is not equal to file len, complete_len = {total}, file_len = {length_bytes}")
@@ -296,7 +297,8 @@ class FileBlocks:
         kept_bytes = sum(block.length_bytes for block in blocks[:keep])
         if rest and keep < len(blocks):
             tail = blocks[keep]
-            draft.put_block(replace(tail, length_bytes=rest, alloc=AllocOptions(options.truncate, rest, options.mode)))
+            alloc = AllocOptions(options.truncate, rest, options.mode)
+            draft.put_block(replace(tail, length_bytes=rest, alloc=alloc, stored_bytes=None))
             kept_bytes += rest
         return replace(inode, blocks_bytes=kept_bytes)
 
@@ -316,7 +318,8 @@ class FileBlocks:
             grown = min(block_size, length_bytes - start)
             waits = tail.alloc is not None or self._behaviour.grown_tail_waits
             alloc = AllocOptions(options.truncate, grown, options.mode) if waits else None
-            draft.put_block(replace(tail, length_bytes=grown, alloc=alloc))
+            longer = replace(tail, length_bytes=grown, alloc=alloc, stored_bytes=None)
+            draft.put_block(longer if waits else longer.stored_to(tail.least_bytes))
             inode = replace(inode, blocks_bytes=inode.blocks_bytes + grown - tail.length_bytes)
         for index in range(len(blocks), len(blocks) + added):
             size_bytes = min(block_size, length_bytes - index * block_size)

@@ -10,7 +10,7 @@ Specification sections 4.1, 4.4, 4.14, 4.15 and 11. All times are milliseconds s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 ROOT_ID = 1000
@@ -121,13 +121,26 @@ class Location:
 @dataclass(frozen=True, slots=True)
 class Block:
     """One block of a file. ``locations`` are committed; ``planned`` were chosen by AddBlock or AssignWorker and are
-    not shown until the first commit (section 4.4)."""
+    not shown until the first commit (section 4.4). ``stored_bytes``: how much of it a worker was told of, where that is
+    less than ``length_bytes``: the rest are zeros that no file need hold."""
 
     id: int
     length_bytes: int = 0
     alloc: AllocOptions | None = None
     planned: tuple[int, ...] = ()
     locations: tuple[Location, ...] = ()
+    stored_bytes: int | None = None
+
+    @property
+    def least_bytes(self) -> int:
+        """How long its file must be: what is missing below that was lost."""
+        if self.alloc is not None:
+            return 0
+        return self.length_bytes if self.stored_bytes is None else self.stored_bytes
+
+    def stored_to(self, stored_bytes: int) -> Block:
+        """The same, of which workers have no more than that."""
+        return replace(self, stored_bytes=stored_bytes if stored_bytes < self.length_bytes else None)
 
     @property
     def inode_id(self) -> int:

@@ -131,6 +131,14 @@ def _dump(value: Any) -> str | None:
     return json.dumps(value, separators=(",", ":")) if value else None
 
 
+def _alloc_text(block: Block) -> str | None:
+    """What a worker was not told yet: the allocation that waits, or, alone, how much it has been told."""
+    alloc = block.alloc
+    if alloc is not None:
+        return _dump([int(alloc.truncate), alloc.length_bytes, alloc.mode])
+    return None if block.stored_bytes is None else _dump([block.stored_bytes])
+
+
 class SqliteMetaStore(MetaStore):
     """A store in a file. ``path`` must be readable and writable by this process alone; it is made when missing."""
 
@@ -389,21 +397,23 @@ class SqliteMetaStore(MetaStore):
 
     @staticmethod
     def _block_row(block: Block) -> tuple[Any, ...]:
-        alloc = block.alloc
         return (
             block.id,
             block.length_bytes,
-            None if alloc is None else _dump([int(alloc.truncate), alloc.length_bytes, alloc.mode]),
+            _alloc_text(block),
             _dump(block.planned),
             _dump([(location.worker_id, location.storage_type) for location in block.locations]),
         )
 
     def _block_of(self, row: tuple[Any, ...]) -> Block:
         block_id, length, alloc_text, planned, location_text = row
-        alloc = None
+        alloc = stored_bytes = None
         if alloc_text:
-            truncate, alloc_length, mode = json.loads(alloc_text)
-            alloc = AllocOptions(bool(truncate), alloc_length, mode)
+            numbers = json.loads(alloc_text)
+            if len(numbers) == 1:
+                stored_bytes = numbers[0]
+            else:
+                alloc = AllocOptions(bool(numbers[0]), numbers[1], numbers[2])
         locations: tuple[Location, ...] = ()
         if location_text:
             known = self._location_sets.get(location_text)
@@ -411,4 +421,5 @@ class SqliteMetaStore(MetaStore):
                 known = tuple(Location(*fields) for fields in json.loads(location_text))
                 self._location_sets.put(location_text, known)
             locations = known
-        return Block(block_id, length, alloc, tuple(json.loads(planned)) if planned else (), locations)
+        chosen = tuple(json.loads(planned)) if planned else ()
+        return Block(block_id, length, alloc, chosen, locations, stored_bytes)

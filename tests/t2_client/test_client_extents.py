@@ -235,6 +235,11 @@ async def test_a_spoilt_block_file_is_never_read_as_data(
     spoil(path)
     async with await here.open_extents("/f") as found:
         assert isinstance(found.extents[0], RemoteExtent)
+        with pytest.raises(CurvfsError):
+            await found.readinto(bytearray(MIB), 0)
+    async with await here.open("/f") as reader:
+        with pytest.raises(CurvfsError):
+            await reader.read_at(0, MIB)
 
 
 async def test_two_clusters_on_one_machine_do_not_mix(here: CurvineFileSystem, tmp_path: Path) -> None:
