@@ -213,7 +213,8 @@ class IsADirectory(RemoteError):
 
 
 class BlockNotFound(RemoteError):
-    """The worker does not have the block (any more): the file was deleted, truncated or rewritten."""
+    """The worker does not have the block (any more), or not all of it: the file was deleted, truncated or rewritten,
+    or its bytes were lost."""
 
 
 class ReadOnly(RemoteError):

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from curvfs.errors import CurvfsError
+from curvfs.errors import BlockNotFound, CurvfsError
 from curvfs.units import align_down, align_up
 from curvfs.world import World
 from kvstore.backends.base import Backend, ObjectReader
@@ -258,13 +258,13 @@ class Loader:
         identity = page.reader.identity
         try:
             return read(page.reader)
-        except BadObject as error:
-            damaged = error
+        except (BadObject, BlockNotFound) as error:
+            damaged: CurvfsError = error
         with self._backend.open_otherwise(page.name) as reader:
             same = reader.identity == identity
             try:
                 result = (otherwise or read)(reader)
-            except BadObject as error:
+            except (BadObject, BlockNotFound) as error:
                 damaged = error
             else:
                 self._counters.read_again(quarantined=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from curvfs.errors import CurvfsError
+from curvfs.errors import BlockNotFound, CurvfsError
 from curvfs.world import World
 from kvstore.backends.aside import QUARANTINE, TRASH
 from kvstore.backends.base import Backend, ObjectEntry, ObjectReader
@@ -143,15 +143,15 @@ class Scrubber:
             identity = reader.identity
             try:
                 self._read(name, reader)
-            except BadObject as error:
-                first = error
+            except (BadObject, BlockNotFound) as error:
+                first: CurvfsError = error
             else:
                 return Judged(name, State.SOUND, reader.length_bytes)
         with self._backend.open_otherwise(name) as reader:
             same = reader.identity == identity
             try:
                 self._read(name, reader)
-            except BadObject:
+            except (BadObject, BlockNotFound):
                 pass
             else:
                 return Judged(name, State.READ_AGAIN, reader.length_bytes, str(first))

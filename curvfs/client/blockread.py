@@ -12,7 +12,15 @@ from curvfs.client.diskcalls import CALL_BYTES, DiskCall, SharedFile, read_into
 from curvfs.client.localfiles import LocalFile, Refused
 from curvfs.client.records import BlockLocation, WorkerAddress
 from curvfs.client.session import Session, worker_key
-from curvfs.errors import CurvfsError, DeadlineExceeded, ProtocolError, RemoteError, TransportError, from_os_error
+from curvfs.errors import (
+    BlockNotFound,
+    CurvfsError,
+    DeadlineExceeded,
+    ProtocolError,
+    RemoteError,
+    TransportError,
+    from_os_error,
+)
 from curvfs.net.workers import BlockChannel
 from curvfs.units import KIB, MIB, align_up
 from curvfs.wire.codes import RpcCode
@@ -105,7 +113,7 @@ class LocalBlock:
                 break
         if span.left:
             if not self._block.is_resized:
-                raise CurvfsError(f"The local file of block {self._block.block_id} ends before the block does.")
+                raise BlockNotFound(f"The local file of block {self._block.block_id} ends before the block does.")
             fill_with_zeros(span.rest)
             span.done += span.left
 
@@ -160,7 +168,7 @@ class RemoteBlock:
         if physical_bytes < block.length_bytes and not block.is_resized:
             # Only v0.3.2-alpha tells the physical length, and it sends nothing in place of what is missing (8.4).
             await channel.release()
-            raise RemoteError(
+            raise BlockNotFound(
                 f"Cannot {doing} on {channel.worker}: it has {physical_bytes} of {block.length_bytes} bytes."
             )
         return cls(session, block, channel, physical_bytes, chunk)

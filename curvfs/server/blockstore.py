@@ -413,7 +413,7 @@ class BlockStore:
                     raise refusal(IO, f"opening block {block_id}: {path} is no regular file")
                 if published and status.st_size < self._committed_bytes(block_id):
                     self._disk.close(fd)
-                    raise mismatch(block_id, self._committed_bytes(block_id), status.st_size)
+                    raise self._not_found(block_id, f" any more: its file has {status.st_size} bytes")
                 return OpenBlock(fd, path if published else None, status.st_size, status.st_size)
         raise self._not_found(block_id)
 
@@ -427,10 +427,11 @@ class BlockStore:
 
     # ------------------------------------------------------------------------------------------------------- files
 
-    def _not_found(self, block_id: int) -> CurvfsError:
+    def _not_found(self, block_id: int, about: str = "") -> CurvfsError:
         kind = self._behaviour.block_not_found_kind
         # Clients know the untyped error by its words.
-        return refusal(kind, f"block {block_id} not exists" if kind == COMMON else f"Block {block_id} not found")
+        words = f"block {block_id} not exists" if kind == COMMON else f"Block {block_id} not found"
+        return refusal(kind, words + about)
 
     def _size(self, path: str) -> int | None:
         try:

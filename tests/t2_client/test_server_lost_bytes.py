@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from curvfs.api import CurvineFileSystem, open_filesystem
-from curvfs.errors import CurvfsError
+from curvfs.errors import BlockNotFound
 from curvfs.server.behaviour import BEHAVIOURS, Behaviour
 from curvfs.server.service import Server, run_server
 from curvfs.units import MIB
@@ -54,5 +54,5 @@ async def test_lost_bytes_are_an_error_and_holes_are_zeros(
             if path.stat().st_size:
                 os.truncate(path, path.stat().st_size - 1)
         for name in ("/whole", "/grown"):
-            with pytest.raises(CurvfsError):
+            with pytest.raises(BlockNotFound):
                 await content_of(fs, name)

@@ -159,22 +159,22 @@ def test_a_pool_of_an_embedded_server(tmp_path: Path, capfd: pytest.CaptureFixtu
         shutil.copy(files[names[2]], young)
 
         document = scrub(capfd, "--embedded", pool, code=1)
-        assert states(document) == {"sound": 2, "damaged": 1, "unreadable": 1}
+        assert states(document) == {"sound": 2, "damaged": 2}
         assert document["unsealed"] == 1
         (lost,) = document["orphan_blocks"]
         assert lost == {"block_id": 123456789, "path": str(orphan), "bytes": orphan.stat().st_size}
         found = {finding["name"]: finding for finding in document["findings"]}
-        assert found[names[1]]["state"] == "unreadable"
+        assert found[names[1]]["state"] == "damaged" and "not found" in found[names[1]]["reason"]
         assert (found[names[3]]["state"], found[names[3]]["sealed"]) == ("sound", False)
 
         assert main(["scrub", server.url, "--repair"]) == 1
         shown = capfd.readouterr().out
-        assert "1  damaged, 1 moved to .quarantine" in shown and "1  not readable" in shown
+        assert "2  damaged, 2 moved to .quarantine" in shown and "0  not readable" in shown
         assert "1  not sealed: anybody who may write can still change them" in shown
         assert "2 of 4 objects are bad." in shown
         with SyncFileSystem.connect(server.url) as fs:
-            assert not fs.exists(f"/kv/{names[0]}") and fs.exists(f"/kv/{names[1]}"), "what cannot be read stays"
-            assert len(fs.list("/kv/.quarantine")) == 1
+            assert not fs.exists(f"/kv/{names[0]}") and not fs.exists(f"/kv/{names[1]}")
+            assert len(fs.list("/kv/.quarantine")) == 2
 
 
 def test_metrics_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
