@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
 from curvfs.errors import CurvfsError
 from curvfs.histogram import Histogram
@@ -19,6 +20,9 @@ logger = logging.getLogger("kvstore")
 
 #: The same kind of trouble is written to the log at most this often.
 _LOG_EVERY_S = 10.0
+#: A page or a lookup that took longer is a slow call; so many of the latest are kept.
+SLOW_CALL_S = 1.0
+_SLOW_CALLS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,11 @@ class Stats:
     behind: BehindStats
 
 
+def _end_of(result: Result) -> str:
+    """How a page ended, for people."""
+    return result.value if isinstance(result, Miss) else f"{result} bytes"
+
+
 class Counters:
     """What a store counts. Callable from any thread."""
 
@@ -87,6 +96,7 @@ class Counters:
         self.get_misses: Counter[str] = Counter()
         self.last_error = ""
         self._latencies = {"put": Histogram(), "get": Histogram(), "lookup": Histogram()}
+        self._slow_calls: deque[dict[str, Any]] = deque(maxlen=_SLOW_CALLS)
 
     def put_done(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
         with self._lock:
@@ -98,7 +108,21 @@ class Counters:
                 self.put_bytes += result
                 self.failing_puts = 0
                 self._latencies["put"].record_s(elapsed_s)
+            self._slow("put", elapsed_s, _end_of(result))
         self._note("put", result, error)
+
+    def _slow(self, operation: str, elapsed_s: float, about: str) -> None:
+        """Keep a call that took long; with the lock."""
+        if elapsed_s >= SLOW_CALL_S:
+            began_ms = self._clock.time_ms() - round(elapsed_s * 1000)
+            self._slow_calls.append(
+                {"operation": operation, "about": about, "began_ms": began_ms, "took_s": round(elapsed_s, 3)}
+            )
+
+    def slow_calls(self) -> list[dict[str, Any]]:
+        """The latest slow calls, newest first: what was called, how it ended, when, and for how long."""
+        with self._lock:
+            return list(reversed(self._slow_calls))
 
     def put_accepted(self, result: Result, error: CurvfsError | None, elapsed_s: float) -> None:
         """Write-behind has copied a page, or not; what becomes of the copy comes later."""
@@ -113,6 +137,7 @@ class Counters:
                 self.gets += 1
                 self.get_bytes += result
                 self._latencies["get"].record_s(elapsed_s)
+            self._slow("get", elapsed_s, _end_of(result))
         self._note("get", result, error)
 
     def existed(self) -> None:
@@ -124,6 +149,7 @@ class Counters:
             self.lookups += 1
             self.lookup_pages += pages
             self._latencies["lookup"].record_s(elapsed_s)
+            self._slow("lookup", elapsed_s, f"{pages} pages")
 
     def latencies(self) -> dict[str, Histogram]:
         """Copies, by call, that no longer change."""

@@ -641,6 +641,7 @@ class KVStore:
             "chain_hash": self._chain.chain_hash,
             "shard": self.geometry.shard.label,
             "stats": asdict(self.stats()),
+            "slow_calls": self._counters.slow_calls(),
         }
 
     def _guard(self) -> None:

@@ -14,6 +14,7 @@ from curvfs.runrecords import running
 from curvfs.world import World
 from kvstore import Geometry, KVStore, Miss, PageKey
 from kvstore.metrics import register
+from kvstore.stats import Counters
 from tests.t3_kvstore.places import Directory
 
 GEOMETRY = Geometry.attention(layers=2, kv_heads=2, head_dim=8, dtype="float16", page_tokens=4)
@@ -84,3 +85,16 @@ def test_latencies_count_what_was_delivered(directory: Directory) -> None:
     latencies = store.stats().latencies
     assert {call: record["count"] for call, record in latencies.items()} == {"put": 2, "get": 2, "lookup": 1}
     assert all(0 < record["p50_s"] <= record["p99_s"] <= record["max_s"] < 30 for record in latencies.values())
+
+
+def test_slow_calls_are_kept_newest_first() -> None:
+    counters = Counters(World.real())
+    counters.looked_up(3, 0.2)
+    for number in range(8):
+        counters.get_done(100 + number, None, 1.5 + number)
+    counters.put_done(Miss.DEADLINE, None, 5.0)
+    slow = counters.slow_calls()
+    assert [(call["operation"], call["about"], call["took_s"]) for call in slow] == [
+        ("put", "deadline", 5.0),
+        *(("get", f"{100 + number} bytes", 1.5 + number) for number in (7, 6, 5, 4)),
+    ]

@@ -19,18 +19,35 @@ from curvfs.runrecords import RunRecord, running
 from curvfs.world import World
 from kvstore import Geometry, Identity
 from tests.t3_kvstore.places import WORKER_HOSTNAME, serving
+from tests.t5_tools.interrupting import interrupt_when_heard
+from tools.__main__ import main
 from tools.doctor.place import file_system_of
 from tools.doctor.processes import check_processes
 
 COMMAND = (sys.executable, "-P", "-m", "tools", "doctor")
+#: The same as an ordinary user. The first time, as root and unheard, imports everything: the interpreter may lie where
+#: others cannot go.
+AS_NOBODY = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import contextlib, io, os, sys\n"
+    "from tools.__main__ import main\n"
+    "with contextlib.redirect_stdout(io.StringIO()):\n"
+    "    main(['doctor', *sys.argv[1:]])\n"
+    "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
+    "sys.exit(main(['doctor', *sys.argv[1:]]))",
+)
 #: Nobody listens at the discard port.
 NOBODY = "curvine://127.0.0.1:9"
 
 
-def doctor(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def doctor(
+    *arguments: str, prefix: tuple[str, ...] = (), command: tuple[str, ...] = COMMAND, **environment: str
+) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code, and the worst finding of each check by its name."""
     done = subprocess.run(
-        [*prefix, *COMMAND, *arguments, "--json"],
+        [*prefix, *command, *arguments, "--json"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -93,7 +110,7 @@ def test_a_near_worker_whose_files_this_user_may_not_read(server: str) -> None:
         f"curvine://{server}/",
         "--set",
         f"hostname={WORKER_HOSTNAME}",
-        prefix=("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+        command=AS_NOBODY,
         CURVFS_RUN_DIR="/nonexistent",
     )
     assert found["short-circuit"]["level"] == "warning" and found["short-circuit"]["remedy"]
@@ -142,7 +159,7 @@ def test_data_that_this_user_may_not_write(tmp_path: Path) -> None:
     code, found = doctor(
         "--data",
         "/",
-        prefix=("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+        command=AS_NOBODY,
         CURVFS_RUN_DIR="/nonexistent",
     )
     assert code == 3 and found["data-write"]["level"] == "error"
@@ -221,3 +238,11 @@ def test_what_a_person_reads() -> None:
     assert lines[-1].endswith(" FAIL.") and "\x1b" not in done.stdout
     quiet = subprocess.run([*COMMAND, NOBODY], capture_output=True, text=True, timeout=60).stdout
     assert "ok   " not in quiet
+
+
+def test_ctrl_c_tells_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt_when_heard()
+    assert main(["doctor", NOBODY, "--json"]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["interrupted"] and document["findings"]
+    assert "processes" not in {each["check"] for each in document["findings"]}

@@ -20,6 +20,7 @@ from curvfs.runrecords import running
 from curvfs.world import World
 from kvstore import Geometry, Identity, KVStore, PageKey
 from tests.t3_kvstore.places import WORKER_HOSTNAME, serving
+from tests.t5_tools.interrupting import interrupt_when_heard
 from tools.__main__ import main
 
 GEOMETRY = Geometry.attention(layers=2, kv_heads=2, head_dim=16, dtype="float16", page_tokens=4)
@@ -253,3 +254,16 @@ def test_what_an_object_says_cannot_write_to_the_terminal(tmp_path: Path, capsys
         shown = capsys.readouterr().out
         assert "sound" in shown and "\x1b" not in shown
         assert ("time" in shown) == ("created_ms" in said)
+
+
+def test_ctrl_c_tells_what_was_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kvstore.open(f"file://{tmp_path}", IDENTITY, geometry=GEOMETRY) as store:
+        keys = store.keys(range(4 * 1000))
+        for key in keys:
+            path = tmp_path / "kv" / store.object_name(key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+    interrupt_when_heard()
+    found = inspected(capsys, "pool", f"file://{tmp_path}", code=130)
+    assert found["interrupted"] and found["objects"] < len(keys)
+    assert not inspected(capsys, "pool", f"file://{tmp_path}")["interrupted"]

@@ -19,6 +19,7 @@ from tools.doctor.findings import Finding, Level, error, note, worst
 from tools.doctor.machine import check_machine
 from tools.doctor.place import check_place
 from tools.doctor.processes import check_processes
+from tools.interrupts import EXIT_INTERRUPTED, Interrupts
 
 _MARKS = {
     Level.OK: ("ok", "green"),
@@ -48,22 +49,25 @@ def doctor(
 ) -> int:
     """Find out what stands in the way here, and what to do about it.
 
-    Exit code 0: nothing to do. 1: something works, but not as it could. 3: something will not work.
+    Exit code 0: nothing to do. 1: something works, but not as it could. 3: something will not work. 130: Ctrl-C.
     """
     found: list[Finding] = []
     console = Console(highlight=False, soft_wrap=True)
-    for finding in _findings(World.real(), url, data or [], conf, setting, write=not read_only):
-        found.append(finding)
-        if not as_json and (verbose or finding.level > Level.OK):
-            _show(console, finding)
+    with Interrupts() as interrupts:
+        for finding in _findings(World.real(), url, data or [], conf, setting, write=not read_only):
+            found.append(finding)
+            if not as_json and (verbose or finding.level > Level.OK):
+                _show(console, finding)
+            if interrupts.heard:
+                break
     level = worst(found)
     if as_json:
-        typer.echo(json.dumps(_document(found, level), indent=2))
+        typer.echo(json.dumps(_document(found, level) | {"interrupted": interrupts.heard}, indent=2))
     else:
         counts = [sum(finding.level == each for finding in found) for each in Level]
         words = ", ".join(f"{count} {word}" for count, (word, _) in zip(counts, _MARKS.values(), strict=True))
-        console.print(f"{len(found)} checks: {words}.")
-    return level.exit_code
+        console.print(f"{'Interrupted after ' if interrupts.heard else ''}{len(found)} checks: {words}.")
+    return EXIT_INTERRUPTED if interrupts.heard else level.exit_code
 
 
 def _findings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from tools.inspect.chain import describe_chain, identity_from_file, identity_of_
 from tools.inspect.object import describe_object
 from tools.inspect.pool import AGES, describe_pool
 from tools.inspect.sources import opened
+from tools.interrupts import EXIT_INTERRUPTED, Interrupts
 from tools.plots import Bars, draw_bars_png, draw_bars_terminal
 from tools.pools import looked_at
 
@@ -55,11 +57,12 @@ def inspect_pool(
     ] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw ages and uses as PNG.")] = None,
     as_json: Json = False,
-) -> None:
-    """Objects, bytes, ages and uses of a pool, by namespace."""
+) -> int:
+    """Objects, bytes, ages and uses of a pool, by namespace. Ctrl-C ends it early with what was counted."""
     world = World.real()
     console = Console(stderr=True)
     with (
+        Interrupts() as interrupts,
         looked_at(world, url, prefix) as backend,
         Progress(
             SpinnerColumn(),
@@ -70,19 +73,25 @@ def inspect_pool(
         ) as progress,
     ):
         walker = Scrubber(world, backend, lambda _: None)
-        report = describe_pool(backend, walker, progress.track(walker.walk(), total=None))
+        entries = takewhile(lambda _: not interrupts.heard, walker.walk())
+        report = describe_pool(backend, walker, progress.track(entries, total=None))
+    report["interrupted"] = interrupts.heard
+    code = EXIT_INTERRUPTED if interrupts.heard else 0
     drawn = _of_namespace(report, namespace) if namespace else report
     bars = _bars(drawn)
     if plot:
         draw_bars_png(plot, bars, title=f"{url} {namespace or ''}")
     if as_json:
         typer.echo(json.dumps(report, indent=2))
-        return
+        return code
+    if interrupts.heard:
+        typer.echo("Interrupted; this is what was counted until then.")
     typer.echo(_pool_text(report))
     if namespace:
         typer.echo(f"Of {printable(namespace)}:")
     typer.echo(draw_bars_terminal(bars))
     typer.echo(f"not used since they were written: {drawn['never_used']:,}")
+    return code
 
 
 def _of_namespace(report: dict[str, Any], name: str) -> dict[str, Any]:

@@ -201,7 +201,8 @@ def _servers(deltas: Sequence[Delta], now_ms: int) -> Table:
 
 def _slow_calls(delta: Delta) -> list[tuple[str, dict[str, Any]]]:
     found = delta.now.get("slow_calls")
-    return [(str(delta.now.get("mountpoint")), call) for call in found] if isinstance(found, list) else []
+    where = str(delta.now.get("mountpoint") or delta.now.get("model"))
+    return [(where, call) for call in found] if isinstance(found, list) else []
 
 
 def _slow(calls: Sequence[tuple[str, dict[str, Any]]]) -> Table:
