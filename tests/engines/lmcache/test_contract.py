@@ -39,17 +39,14 @@ def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     options = ["-q", "-p", "contract", "-p", "no:cacheprovider", "-k", f"not {NOT_OURS}"]
-    for _ in range(2):  # the tests wait 5 s for each completion, which a busy machine may not keep
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, f"tests/{file}"],
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        if run.returncode == 0:
-            break
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"tests/{file}"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     assert re.search(r"\b43 passed, 1 deselected", run.stdout), run.stdout[-1000:]

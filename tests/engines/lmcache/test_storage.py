@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmcache_runs import read, stored_and_killed
+from drivers import read, stored_and_killed
 from places import Server
 
-DRIVER = "storage.py"
+DRIVER = Path(__file__).with_name("storage.py")
 
 
 def plugin(url: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs of the two drivers beside this file: stored by a process that is then killed, read by another."""
+"""Runs of a driver of an engine's own code: stored by a process that is then killed, read by another."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
-
 
 class Run:
     """What a driver printed, and its log."""
@@ -22,12 +19,12 @@ class Run:
         self.answer: dict[str, Any] = json.loads(lines[-1])
 
 
-def stored_and_killed(driver: str, configuration: dict[str, Any], tmp_path: Path) -> Run:
+def stored_and_killed(driver: Path, configuration: dict[str, Any], tmp_path: Path) -> Run:
     """Run ``store``, and kill it once it says that everything is there."""
     path, log = _written(configuration, tmp_path, "store")
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, HERE / driver, "store", path], stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, driver, "store", path], stdout=subprocess.PIPE, stderr=errors, text=True
         )
         assert process.stdout is not None
         try:
@@ -43,12 +40,12 @@ def stored_and_killed(driver: str, configuration: dict[str, Any], tmp_path: Path
     return Run(printed, log)
 
 
-def read(driver: str, what: str, configuration: dict[str, Any], tmp_path: Path) -> Run:
+def read(driver: Path, what: str, configuration: dict[str, Any], tmp_path: Path) -> Run:
     """Run ``retrieve`` or ``load`` to its end."""
     path, log = _written(configuration, tmp_path, what)
     with log.open("w") as errors:
         run = subprocess.run(
-            [sys.executable, HERE / driver, what, path],
+            [sys.executable, driver, what, path],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
