@@ -6,13 +6,15 @@
     get:  ask for all ─> open a batch   ─> read each in its own job
 
 Where a back end gains nothing by batches (:attr:`Backend.batch` is 1) every page is a batch of its own, and one job
-does all of it. Whatever happens, every page gets a result.
+does all of it. Puts have threads and buffers of their own: from a disk that takes few writes, or none, pages are still
+read. Whatever happens, every page gets a result.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from curvfs.errors import CurvfsError
@@ -109,8 +111,7 @@ class Jobs:
                 self._start(self._copy_hot, hot[start : start + each])
             pages = [page for page in pages if page.frame is None]
         ask = self._backend.locates or bool(self._resharder.splits)
-        for batch in self._batches([page for page in pages if page.found is not None or not ask]):
-            self._start(self._open, batch)
+        self._read_all([page for page in pages if page.found is not None or not ask])
         self._start(self._plan_gets, [page for page in pages if page.found is None and ask])
 
     def _copy_hot(self, pages: list[Page]) -> None:
@@ -143,7 +144,7 @@ class Jobs:
         if not pages:
             return
         try:
-            self._engine.submit(functools.partial(self._run, function, pages))
+            self._engine.submit(functools.partial(self._run, function, pages), writing=pages[0].storing)
         except CurvfsError:  # closed meanwhile
             self._settle_all(pages, Miss.CANCELLED)
 
@@ -180,8 +181,10 @@ class Jobs:
             self._room.withdraw(page)
             if page.tried:
                 self._health.put_ended(result)
-        elif result is Miss.ABSENT:
-            self._room.gone(page.name)
+        else:
+            self._waits_no_more(page)
+            if result is Miss.ABSENT:
+                self._room.gone(page.name)
         if result is not None:
             page.transfer.settle(page.index, result, error)
         if page.on_end is not None:
@@ -255,7 +258,7 @@ class Jobs:
             self._pages.create(pages)
         for page in pages[1:]:
             try:
-                self._engine.submit(functools.partial(self._write, batch, page))
+                self._engine.submit(functools.partial(self._write, batch, page), writing=True)
             except CurvfsError:  # closed meanwhile
                 self._write(batch, page)
         self._write(batch, pages[0])
@@ -264,7 +267,7 @@ class Jobs:
         if self._computing(page):
             try:
                 self._world.clock.block(_COMPUTING_S)
-                self._engine.submit(functools.partial(self._write, batch, page))  # others need not wait for it
+                self._engine.submit(functools.partial(self._write, batch, page), writing=True)  # others go first
                 return
             except CurvfsError:  # closed meanwhile
                 pass
@@ -322,8 +325,21 @@ class Jobs:
             else:
                 page.found = answer
                 there.append(page)
-        for batch in self._batches(there):
+        self._read_all(there)
+
+    def _read_all(self, pages: list[Page]) -> None:
+        """Read pages whose places are known: others' lookups count them as under way from now on."""
+        for page in pages:
+            page.waiting = self._place(page)
+        for place, number in Counter(page.waiting for page in pages if page.waiting is not None).items():
+            self._health.waits(place, number)
+        for batch in self._batches(pages):
             self._start(self._open, batch)
+
+    def _waits_no_more(self, page: Page) -> None:
+        place, page.waiting = page.waiting, None
+        if place is not None:
+            self._health.waits(place, -1)
 
     def _open(self, pages: list[Page]) -> None:
         """Open a batch, and read each page in a job of its own. What would not be delivered is not asked for."""
@@ -384,6 +400,7 @@ class Jobs:
         loader = self._pages.loader
         result = None
         parts = max(1, loader.layers) if page.form is Form.LAYERS else 1
+        self._waits_no_more(page)
         late = self.closed or page.transfer.left_s() <= 0
         reading = None if late else self._health.began(self._place(page), parts=parts)
         try:

@@ -44,6 +44,8 @@ class Page:
     #: Opened or staged, perhaps together with others; closed at the end of the job.
     reader: ObjectReader | None = None
     writer: ObjectWriter | None = None
+    #: The place that it waits for, until its turn to be read.
+    waiting: str | None = None
     #: With ``Form.LAYERS``: the verified header, and which layer comes next.
     header: ObjectHeader | None = None
     next_layer: int = 0

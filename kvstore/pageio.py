@@ -52,7 +52,19 @@ class PageIO:
         # What is read of other shards' objects ends at their units' ends.
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
         self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
+        #: Buffers for what is put, so that no read waits for a write.
+        self.outgoing = SlabPool(world, count=depth, size_bytes=self.slabs.size_bytes)
         self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory)
+
+    @property
+    def slabs_in_use(self) -> int:
+        return self.slabs.in_use + self.outgoing.in_use
+
+    def close(self) -> None:
+        """Let go of the free buffers."""
+        self.slabs.close()
+        self.outgoing.close()
+        self.loader.close()
 
     def slabs_for(self, size_bytes: int) -> SlabPool:
         """So many bytes of buffers for pages that are put later. Raises ConfigError when that is not one."""
@@ -93,7 +105,7 @@ class PageIO:
         """
         if page.packed is not None:
             return self._write(page, page.packed)
-        slab = self.loader.slab(page, self.slabs)
+        slab = self.loader.slab(page, self.outgoing)
         try:
             if not claimed(page):
                 return None
@@ -104,7 +116,7 @@ class PageIO:
                 page.transfer.detach(page.index)
             return self._write(page, slab)
         finally:
-            self.slabs.release(slab)
+            self.outgoing.release(slab)
 
     def _write(self, page: Page, slab: Slab) -> Result:
         """The same from a buffer with the payload in its place."""

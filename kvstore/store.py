@@ -193,7 +193,7 @@ class KVStore:
         self._transfers: WeakSet[Transfer] = WeakSet()
         self._swept_s = world.clock.monotonic_s()
         self.geometry = geometry
-        engine.submit(self._sweep_quietly)
+        engine.submit(self._sweep_quietly, writing=True)
         self._chores.poke()
         OPEN.add(self)
         self._watch = Watch(world, self._described)
@@ -571,7 +571,7 @@ class KVStore:
         if now_s - self._swept_s >= self._sweep_every_s:
             self._swept_s = now_s
             try:
-                self._engine.submit(self._sweep_quietly)
+                self._engine.submit(self._sweep_quietly, writing=True)
             except CurvfsError:  # closed meanwhile
                 pass
 
@@ -596,7 +596,7 @@ class KVStore:
             engine_reason=self._engine_reason,
             depth=self._engine.depth,
             slab_bytes=slabs.size_bytes,
-            slabs_in_use=slabs.in_use,
+            slabs_in_use=self._pages.slabs_in_use,
             in_flight=self._jobs.in_flight,
             puts=counters.puts,
             puts_existing=counters.puts_existing,
@@ -676,8 +676,7 @@ class KVStore:
         self._asker.close()
         self._prober.close()
         self._errands.close()
-        self._pages.slabs.close()
-        self._pages.loader.close()
+        self._pages.close()
         return clean and not closing.is_alive()
 
     def _say_goodbye(self) -> None:

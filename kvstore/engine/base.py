@@ -18,7 +18,8 @@ class OpenFile:
 
 
 class Engine(abc.ABC):
-    """Runs jobs on ``depth`` workers, and the transfers that the jobs ask for.
+    """Runs jobs on ``depth`` workers for reading and as many for writing, so that neither waits for the other; and the
+    transfers that the jobs ask for.
 
     :meth:`read` and :meth:`write` are called from inside a job and come back when the kernel is done with the memory,
     never earlier: whoever owns the buffer may reuse it then. They raise ``OSError``.
@@ -28,8 +29,9 @@ class Engine(abc.ABC):
     depth: int
 
     @abc.abstractmethod
-    def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job, which reports its own outcome. Raises CurvfsError once the engine is closed."""
+    def submit(self, job: Callable[[], None], *, writing: bool = False) -> None:
+        """Queue a job, which reports its own outcome; ``writing``: no request waits for it. Raises CurvfsError once the
+        engine is closed."""
 
     def read(self, file: OpenFile, view: memoryview, offset_bytes: int = 0) -> int:
         """Fill ``view`` from an offset in the file, going on after short reads and interruptions; the bytes read, less

@@ -21,10 +21,12 @@ class ThreadsEngine(Engine):
     def __init__(self, world: World, *, depth: int) -> None:
         self.depth = depth
         self._disk = world.disk
-        self._pool = world.threads.pool(depth, name="kvstore")
+        self._world = world
+        self._reading = world.threads.pool(depth, name="kvstore")
+        self._writing = world.threads.pool(depth, name="kvstore-put")
 
-    def submit(self, job: Callable[[], None]) -> None:
-        self._pool.submit(job)
+    def submit(self, job: Callable[[], None], *, writing: bool = False) -> None:
+        (self._writing if writing else self._reading).submit(job)
 
     def readv(self, file: OpenFile, views: Sequence[memoryview], offset_bytes: int) -> int:
         wanted = sum(map(len, views))
@@ -62,7 +64,9 @@ class ThreadsEngine(Engine):
             done = step
 
     def close(self, timeout_s: float) -> bool:
-        return self._pool.close(timeout_s)
+        until_s = self._world.clock.monotonic_s() + timeout_s
+        written = self._writing.close(timeout_s)
+        return self._reading.close(max(0.0, until_s - self._world.clock.monotonic_s())) and written
 
 
 def _rest(views: Sequence[memoryview], done: int) -> list[memoryview]:

@@ -81,6 +81,8 @@ class _Place:
         self.breaker = Breaker(world.random)
         self.measured_s = -1e9
         self.measuring = False
+        #: Pages that wait for their turn to be read.
+        self.waiting = 0
 
 
 class Health:
@@ -108,6 +110,11 @@ class Health:
         return place
 
     # --------------------------------------------------------------------------------------------------------- reading
+
+    def waits(self, place: str, pages: int) -> None:
+        """So many more pages wait for their turn to be read from this place; fewer, if negative."""
+        with self._lock:
+            self._place(place).waiting += pages
 
     def began(self, place: str, *, parts: int = 1) -> Reading:
         """A page, or one of its ``parts``, is being read from this place; :meth:`ended` must follow, however late."""
@@ -237,7 +244,7 @@ class Health:
         for known_name, place in known.items():
             each = place.meter.seconds_per_byte(now_s) or 0.0
             cost_s[known_name] = each * self._page_bytes
-            until_s[known_name] = each * place.meter.flying_bytes
+            until_s[known_name] = each * (place.meter.flying_bytes + place.waiting * self._page_bytes)
         best, most_s, load_s = 0, 0.0, 0.0
         for number, name in enumerate(places, 1):
             if name is not None and name in known:
@@ -279,7 +286,7 @@ class Health:
                 places[name] = PlaceStats(
                     state="stalled" if stalled else place.breaker.state(now_s).value,
                     bytes_per_s=1 / each if each else 0.0,
-                    in_flight=place.meter.flying,
+                    in_flight=place.meter.flying + place.waiting,
                     oldest_s=place.meter.oldest_s(now_s),
                     opened=place.breaker.opened,
                 )

@@ -62,8 +62,8 @@ def late_completion_into_a_reused_buffer() -> AbstractContextManager[object]:
         late.clear()
 
     def mutant_readv(self: ThreadsEngine, file: Any, views: Any, offset_bytes: int) -> int:
-        complete()
         done = readv(self, file, views, offset_bytes)
+        complete()
         count[0] += 1
         if count[0] % 7 == 0 and len(views) == 1:
             late.append((views[0], bytes(views[0][:done])))

@@ -135,6 +135,19 @@ def test_worth_is_the_prefix_that_saves_most() -> None:
     assert one.stats().withheld_pages == 10 + 6 + 3
 
 
+def test_pages_that_wait_for_their_turn_count_as_under_way() -> None:
+    clock = SetClock()
+    one = health(clock, prefill=6400.0)  # 10 ms a page
+    for _ in range(10):
+        read(one, clock, "a", 0.001)
+    one.waits("a", 200)
+    assert one.worth(["a"] * 10) == 0  # the others take 200 ms before it is their turn
+    assert one.worth(["a"] * 40) == 40
+    assert one.stats().places["a"].in_flight == 200
+    one.waits("a", -200)
+    assert one.worth(["a"] * 10) == 10
+
+
 def test_a_prefill_rate_that_was_given_is_not_learned() -> None:
     clock = SetClock()
     given, learned = health(clock, prefill=1000.0), health(clock)
@@ -247,6 +260,23 @@ def test_a_slow_store_shortens_lookups_and_comes_back(directory: Directory) -> N
     wait_for(lambda: served(store, 16)[0] == 16)
     assert time.monotonic() - begun_s < 8
     assert store.stats().health.probes > 0
+
+
+def test_a_crowd_is_not_promised_more_than_the_disk_delivers(directory: Directory) -> None:
+    disk = SlowDisk()
+    store = directory.open(
+        PAGE, world=World(disk=disk), engine="threads", direct=False, depth=2, prefill_tokens_per_s=6400.0
+    )
+    assert all(put(store, *range(16)))
+    disk.slow_s = 0.006  # somewhat faster than computing: worth it for one, not for six at once
+    wait_for(lambda: served(store, 16)[0] == 16)
+    keys = keys_of(store, *range(16))
+    crowd = [store.get(keys, empty(PAGE, 16)) for _ in range(6)]
+    assert store.lookup(keys).pages == 0
+    for one in crowd:
+        assert all(one.result())
+    assert store.stats().health.places[""].in_flight == 0
+    wait_for(lambda: served(store, 16)[0] == 16)
 
 
 def test_a_get_ends_when_computing_would_be_done(directory: Directory) -> None:
@@ -417,3 +447,27 @@ def test_workers_and_stores_that_were_never_slow_are_not_choosy(directory: Direc
     assert all(store.put(keys_of(store, *range(4)), content).result())
     assert store.lookup(keys_of(store, *range(4))).pages == 4
     assert store.stats().health.withheld_lookups == 0
+
+
+def test_a_disk_that_takes_no_writes_is_still_read_from(directory: Directory) -> None:
+    class Frozen(RealDisk):
+        go = threading.Event()
+
+        def pwritev(self, fd: int, buffers: Any, offset_bytes: int, flags: int = 0) -> int:
+            self.go.wait(30)
+            return super().pwritev(fd, buffers, offset_bytes, flags)
+
+    disk = Frozen()
+    disk.go.set()
+    store = directory.open(PAGE, world=World(disk=disk), engine="threads", depth=2, prefill_tokens_per_s=64.0)
+    assert all(put(store, *range(4)))
+    disk.go.clear()
+    puts = [
+        store.put(keys_of(store, number), pages(PAGE, 1, seed=number), timeout_s=0.2 if number < 12 else 20)
+        for number in range(10, 20)
+    ]
+    assert puts[0].result() == [Miss.DEADLINE]
+    for _ in range(3):
+        assert served(store, 4)[0] == 4
+    disk.go.set()
+    assert all(all(one.result()) for one in puts[2:])
