@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from places import Server, mounted, served
 
 _left_out: list[str] = []
+_told: list[str] = []
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -20,6 +21,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("left to make test-engines-full")
         for name in _left_out:
             terminalreporter.line(name)
+    if _told:
+        terminalreporter.section("of the engines' own tests")
+        for sentence in dict.fromkeys(_told):
+            terminalreporter.line(sentence)
+
+
+@pytest.fixture
+def tell() -> Callable[[str], None]:
+    """Says a sentence at the end of the run, however the test ends."""
+    return _told.append
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+
 class Run:
     """What a driver printed, and its log."""
 

@@ -1,4 +1,4 @@
-"""AIBrix's real cache manager on its back end for a shared file system: ``python shfs.py store|load CONFIGURATION.json``.
+"""AIBrix's real cache manager on its back end for a shared file system: ``python shfs.py store|load WHERE.json``.
 
 ``store`` puts the blocks of a fixed prompt, waits until they are there, says so and waits to be killed. ``load``
 acquires them into other memory and prints how many tokens came, and whether their bits are the same.
@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 given: dict[str, Any] = json.loads(Path(sys.argv[2]).read_text())
 _SETTINGS = {
     "L1_CACHE_ENABLED": "0",
@@ -25,8 +27,6 @@ _SETTINGS = {
     "PROFILING_ENABLED": "0",
 }
 os.environ.update({f"AIBRIX_KV_CACHE_OL_{name}": value for name, value in _SETTINGS.items()})
-
-import torch
 
 _empty = torch.empty
 
@@ -78,7 +78,9 @@ def main() -> None:
     if acquired.is_ok():
         count, handle = acquired.value
         got = handle.to_tensors()
-        equal = all(torch.equal(block, content.reshape(block.shape)) for block, content in zip(got, wanted, strict=True))
+        equal = all(
+            torch.equal(block, content.reshape(block.shape)) for block, content in zip(got, wanted, strict=True)
+        )
         handle.release()
     print(json.dumps({"found": count, "equal": equal}), flush=True)
     cache.close()

@@ -6,14 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from places import SOURCES, Server
 
 TESTS = SOURCES / "lmcache-0.5.6" / "tests"
-#: It measures the bandwidth that LMCache's mock pretends to have.
 NOT_OURS = "test_store_completion_is_delayed_by_bandwidth"
+WHY = f"{NOT_OURS} is left out: it measures the bandwidth that LMCache's mock pretends to have"
 
 
 @pytest.mark.timeout(600)
@@ -26,7 +27,8 @@ NOT_OURS = "test_store_completion_is_delayed_by_bandwidth"
         pytest.param("native", "curvine", marks=pytest.mark.full),
     ],
 )
-def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path) -> None:
+def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path, tell: Callable[[str], None]) -> None:
+    tell(WHY)
     file = "v1/distributed/test_mock_l2_adapter.py"
     (tmp_path / "tests").symlink_to(TESTS)  # away from the package's own folder
     pool = f"file://{tmp_path}" if where == "directory" else f"{server.url}/contract-{kind}"
