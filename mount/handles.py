@@ -45,6 +45,7 @@ class NodeWriter:
         #: With what is behind.
         self._length = 0
         self._at_work = False
+        self._work_scope = trio.CancelScope()
         #: Set, and replaced, whenever some of it is done.
         self._progress = trio.Event()
         self.is_dirty = False
@@ -85,11 +86,14 @@ class NodeWriter:
     async def _work(self, stream: FileWriter) -> None:
         """Do the writes that were taken."""
         try:
-            while self._behind and self.failed is None:
-                offset_bytes, data = self._next_behind()
-                await stream.write_at(data, offset_bytes)
-                self._behind_bytes -= len(data)
-                self._tell_progress()
+            with trio.CancelScope() as self._work_scope:
+                while self._behind and self.failed is None:
+                    offset_bytes, data = self._next_behind()
+                    await stream.write_at(data, offset_bytes)
+                    self._behind_bytes -= len(data)
+                    self._tell_progress()
+            if self._work_scope.cancelled_caught:
+                self._fail(trio.TooSlowError())
         except BaseException as error:
             self._fail(error)
             if isinstance(error, trio.Cancelled):
@@ -179,9 +183,10 @@ class NodeWriter:
             return await stream.read_at(offset_bytes, size_bytes) if size_bytes > 0 else b""
 
     async def discard(self) -> None:
-        """Drop what was not published. Never raises a CurvfsError."""
+        """Drop what was not published, writes under way with it. Never raises a CurvfsError."""
+        self._behind.clear()
+        self._work_scope.cancel()
         async with self._lock:
-            self._behind.clear()
             await self._catch_up()
             stream, self._stream = self._stream, None
             self.is_dirty = False
@@ -197,7 +202,8 @@ class NodeWriter:
 
     def _fail(self, error: BaseException) -> None:
         if self.failed is None:
-            self.failed = error if isinstance(error, CurvfsError) else CurvfsError("the write was cut off")
+            cut_off = CurvfsError("it took too long and was cut off", errno_=errno.ETIMEDOUT)
+            self.failed = error if isinstance(error, CurvfsError) else cut_off
 
     def _sized(self, length_bytes: int) -> None:
         self._node.written = length_bytes, self._fs.world.clock.time_ms()

@@ -103,6 +103,11 @@ class Node:
             return names
         return 0 if self.status.is_dir else names - 1
 
+    @property
+    def is_nameless(self) -> bool:
+        """Was its last name removed? Then only descriptors lead to it: what was known of it is all there is."""
+        return not self.links and self.away is None and self.private is None and self.id != ROOT_ID
+
     def refresh(self, status: FileStatus) -> None:
         """Take in what the store says; what was written and not published yet wins over it."""
         self.status = status

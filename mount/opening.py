@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 
 import trio
 
@@ -74,6 +75,7 @@ class Opening:
             await self._fresh_private(node, caller)
             raise stale()
         elif truncate:
+            await self._drop_setid(node, caller)
             await self._writer(node).truncate(0)
         handle = self._handles.open(node, readable=readable, writable=writable)
         if private is not None:
@@ -117,6 +119,12 @@ class Opening:
             raise stale()
         raise permission("A published object is not written to; write a new file and rename it here.")
 
+    async def _drop_setid(self, node: Node, caller: Caller) -> None:
+        """The kernel leaves to us what goes with a truncating open, as it sees to it with every other write."""
+        mode = _written_by(caller, node.status.mode)
+        if mode != node.status.mode:
+            node.refresh(await self._fs.set_attr(self._table.path(node), mode=mode))
+
     def _in_prefix(self, node: Node) -> bool:
         place = node.private.place if node.private is not None else node.place
         return place is not None and self._table.prefix_of(place[0]) is not None
@@ -127,7 +135,11 @@ class Opening:
         assert place is not None
         status = node.status
         await self._publisher.make(
-            *place, mode=status.mode, owner=status.owner, group=status.group, reserved_for=caller.thread_id
+            *place,
+            mode=_written_by(caller, status.mode),
+            owner=status.owner,
+            group=status.group,
+            reserved_for=caller.thread_id,
         )
 
     def created(self, node: Node, flags: int) -> FileHandle:
@@ -251,3 +263,10 @@ class Opening:
         """Times are about to be set: publish first, because publishing sets the modification time."""
         if node.writer is not None and not node.detached:
             await node.writer.publish(close=True)
+
+
+def _written_by(caller: Caller, mode: int) -> int:
+    """A file's mode after somebody has written to it: setuid and setgid go, unless that was root."""
+    if caller.uid == 0:
+        return mode
+    return mode & ~(stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0))

@@ -298,7 +298,7 @@ class Operations(pyfuse3.Operations):
 
     def _knows(self, node: Node) -> bool:
         """Are the attributes here the ones that count, without asking the store?"""
-        if node.private is not None or node.away is not None or node.detached:
+        if node.private is not None or node.away is not None or node.detached or node.is_nameless:
             return True
         if node.writer is not None and node.writer.is_dirty:
             return True
@@ -319,6 +319,8 @@ class Operations(pyfuse3.Operations):
 
     async def _fresh_status(self, node: Node) -> FileStatus:
         """What the store says now. An open file whose name went to another keeps what was known of it."""
+        if node.is_nameless:
+            return node.status
         try:
             status = await self._fs.stat(self.table.path(node))
         except CurvfsError as error:
@@ -365,7 +367,7 @@ class Operations(pyfuse3.Operations):
 
     async def _set_attr(self, node: Node, **changes: Any) -> None:
         """Change attributes in the store. Those of a file that was removed are nobody's but its open handles'."""
-        if node.handles and node.nlink == 0 and node.away is None:
+        if node.is_nameless and node.nlink == 0:
             removed = changes.pop("remove_xattrs", ())
             xattrs = {**node.status.xattrs, **changes.pop("xattrs", {})}
             changes["xattrs"] = {name: value for name, value in xattrs.items() if name not in removed}
@@ -396,7 +398,7 @@ class Operations(pyfuse3.Operations):
         node = self.table[inode]
         if is_hidden_xattr(text):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        _refuse_system(text)
+        _refuse_foreign(text)
         value = (await self._fresh_status(node)).xattrs.get(text)
         if value is None:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -418,7 +420,10 @@ class Operations(pyfuse3.Operations):
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         text = _xattr_name(name)
         node = self.table[inode]
-        if is_hidden_xattr(text) or text not in (await self._fresh_status(node)).xattrs:
+        if is_hidden_xattr(text):
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        _refuse_foreign(text)
+        if text not in (await self._fresh_status(node)).xattrs:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
         await self._set_attr(node, remove_xattrs=[text])
 
@@ -545,15 +550,16 @@ def _xattr_name(name: bytes) -> str:
         raise InvalidRequest("The name of the attribute is not UTF-8.", kind=28, errno_=errno.EILSEQ) from None
 
 
-def _refuse_system(name: str) -> None:
-    if is_system_xattr(name):
-        raise CurvfsError(f"{name} is not supported here.", errno_=errno.EOPNOTSUPP)
-
-
 def _refuse_hidden(name: str) -> None:
     if is_hidden_xattr(name):
         raise CurvfsError(f"{name} cannot be set here.", errno_=errno.EOPNOTSUPP)
-    _refuse_system(name)
+    _refuse_foreign(name)
+
+
+def _refuse_foreign(name: str) -> None:
+    """Attributes have a name in one of the name spaces that are kept here."""
+    if is_system_xattr(name):
+        raise CurvfsError(f"{name} is not supported here.", errno_=errno.EOPNOTSUPP)
     if not name.startswith(NAMESPACES):
         raise CurvfsError(f"{name} lies in no name space: {', '.join(NAMESPACES)}.", errno_=errno.EOPNOTSUPP)
     if name in NAMESPACES:

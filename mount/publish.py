@@ -411,7 +411,11 @@ class Publisher:
         What is open for reading only, and local, needs nothing. Else the file gets a second name in staging; the
         caller makes it ``node.away`` once the first one is gone, or deletes it when it is not.
         """
-        if node.handles == 0 or node.away is not None or len(node.links) > 1:
+        if node.handles == 0 or node.away is not None or node.status.is_dir:
+            return None
+        if len(node.links) > 1:
+            if node.writer is not None:
+                await node.writer.publish(close=True)  # it knows one of the names, perhaps this one
             return None
         if node.writers == 0 and node.reader is not None and node.reader.is_local:
             return None

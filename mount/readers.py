@@ -205,11 +205,17 @@ class Readers:
 
     async def _open(self, node: Node, located: Located) -> NodeReader:
         reader = NodeReader(located, await self._fs.open_extents(located), self._slab, self._fs.world.threads)
-        old, node.reader = node.reader, reader
         if not node.sealed:
             node.refresh(located.status)
-        if old is not None:
-            await old.retire()
+        try:
+            while node.reader is not None:
+                old, node.reader = node.reader, None
+                await old.retire()
+        except BaseException:
+            await reader.retire()
+            raise
+        # From here to the caller's first read nobody else has a turn, who could retire it.
+        node.reader = reader
         return reader
 
     async def read(self, node: Node, offset_bytes: int, size_bytes: int) -> bytes | memoryview:

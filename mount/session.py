@@ -110,6 +110,7 @@ def _configured(url: str, options: MountOptions) -> ClientConfig:
         data_timeout_s=min(config.data_timeout_s, patience_s),
         connect_timeout_s=min(config.connect_timeout_s, patience_s),
         retry_max_s=min(config.retry_max_s, patience_s),
+        close_timeout_s=min(config.close_timeout_s, options.shutdown_timeout_s / 4),
     )
 
 

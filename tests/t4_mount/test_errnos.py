@@ -90,6 +90,11 @@ def test_name_spaces_of_attributes(place: Path) -> None:
     refused(errno.EOPNOTSUPP, lambda: os.setxattr(path, "elsewhere.a", b"1"))
     refused(errno.EINVAL, lambda: os.setxattr(path, "user.", b"1"))
     refused(errno.EOPNOTSUPP, lambda: os.setxattr(path, "curvine.i_flags", b"1"))
+    for call in (os.getxattr, os.removexattr):
+        refused(errno.ENODATA, lambda call=call: call(path, "user.absent"))  # type: ignore[misc]
+        refused(errno.EOPNOTSUPP, lambda call=call: call(path, "nowhere"))  # type: ignore[misc]
+        refused(errno.EOPNOTSUPP, lambda call=call: call(path, "system.none"))  # type: ignore[misc]
+        refused(errno.EINVAL, lambda call=call: call(path, "user."))  # type: ignore[misc]
     (place / "link").symlink_to("a")
     refused(errno.EPERM, lambda: os.setxattr(place / "link", "user.a", b"1", follow_symlinks=False))
     os.mkfifo(place / "fifo")
@@ -154,6 +159,21 @@ def test_bits_that_go_with_a_new_owner_or_a_write(place: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o777
 
 
+def test_bits_that_go_with_a_truncating_open(place: Path, kv: Path) -> None:
+    """The kernel leaves these to the daemon."""
+    for directory in (place, kv):
+        path = directory / "program"
+        for mode, left in ((0o6777, 0o777), (0o2767, 0o2767), (0o777, 0o777)):
+            path.touch()
+            with opened(directory) as at:
+                path.chmod(mode)
+                os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+                assert path.stat().st_mode & 0o7777 == mode  # root keeps them
+                with acting_as(SOMEBODY, SOMEBODY):
+                    os.close(os.open("program", os.O_WRONLY | os.O_TRUNC, dir_fd=at))
+            assert path.stat().st_mode & 0o7777 == left
+
+
 def test_the_group_of_a_directory_with_setgid(place: Path) -> None:
     os.chown(place, 0, OTHERS)
     place.chmod(0o2755)
@@ -194,6 +214,65 @@ def test_how_many_names_a_removed_file_has(place: Path) -> None:
         assert os.listdir(fd) == []
         refused(errno.ENOENT, lambda: os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
         refused(errno.ENOENT, lambda: os.mkdir("x", dir_fd=fd))
+
+
+def test_removed_while_only_descriptors_lead_to_it(place: Path) -> None:
+    """The kernel opens these without the daemon: a FIFO, what O_PATH opens, a working directory."""
+    os.mkfifo(place / "fifo")
+    (place / "file").write_bytes(b"content")
+    (place / "d").mkdir()
+    with (
+        opened(place / "fifo", os.O_RDWR | os.O_NONBLOCK) as fifo,
+        opened(place / "file", os.O_PATH) as file,
+        opened(place / "d", os.O_PATH) as directory,
+    ):
+        os.unlink(place / "fifo")
+        os.unlink(place / "file")
+        os.rmdir(place / "d")
+        time.sleep(1.1)  # what the kernel was told is not believed any longer
+        os.fchmod(fifo, 0o600)
+        os.utime(fifo, (5, 5))
+        found = os.fstat(fifo)
+        assert (found.st_nlink, found.st_mode, found.st_mtime) == (0, stat.S_IFIFO | 0o600, 5)
+        assert (os.fstat(file).st_nlink, os.fstat(file).st_size) == (0, 7)
+        assert os.fstat(directory).st_nlink == 0
+        refused(errno.ENOENT, lambda: os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+
+
+def test_written_after_one_of_its_names_went_to_another(place: Path) -> None:
+    """A writer goes on under the name that is left, whichever it knew."""
+    for number, way in enumerate((os.rename, os.unlink)):
+        for gone, left in (("first", "second"), ("second", "first")):
+            directory = place / f"{number}-{gone}"
+            directory.mkdir()
+            with opened(directory / "first", os.O_RDWR | os.O_CREAT) as fd:
+                os.link(directory / "first", directory / "second")
+                os.write(fd, b"before")
+                if way is os.unlink:
+                    os.unlink(directory / gone)
+                    os.mkfifo(directory / gone)
+                else:
+                    (directory / "other").write_bytes(b"the other's")
+                    os.rename(directory / "other", directory / gone)
+                os.ftruncate(fd, 3)
+                os.pwrite(fd, b"after", 3)
+                os.fsync(fd)
+            assert (directory / left).read_bytes() == b"befafter"
+            if way is os.rename:
+                assert (directory / gone).read_bytes() == b"the other's"
+            else:
+                assert stat.S_ISFIFO((directory / gone).stat().st_mode)
+
+
+def test_a_directory_takes_the_place_of_an_empty_one_that_is_open(place: Path) -> None:
+    (place / "full").mkdir()
+    (place / "full" / "file").touch()
+    (place / "empty").mkdir()
+    with opened(place / "empty") as fd:
+        os.listdir(fd)
+        os.rename(place / "full", place / "empty")
+        assert os.listdir(place / "empty") == ["file"]
+        assert os.fstat(fd).st_nlink == 0
 
 
 def test_what_is_left_of_two_names_has_changed(place: Path) -> None:

@@ -50,6 +50,25 @@ class Faulty:
         return call
 
 
+class Never:
+    """Instead of a stream that is opened for writing: one whose writes never come back."""
+
+    length_bytes = 0
+
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+
+    async def __call__(self) -> Never:
+        return self
+
+    async def write_at(self, data: bytes, offset_bytes: int) -> None:
+        self.asked.set()
+        await trio.sleep_forever()
+
+    async def abort(self) -> None:
+        pass
+
+
 class _NoCache:
     def write_back(self, node_id: int) -> None:
         pass
@@ -218,3 +237,39 @@ async def test_what_is_kept_open_is_let_go(kernel: Kernel, monkeypatch: pytest.M
     info = await ops.open(entry.st_ino, os.O_RDONLY, ctx)
     assert bytes(await ops.read(info.fh, 0, 10)) == b"x" * 10
     await ops.release(info.fh)
+
+
+async def test_what_is_given_up_is_not_waited_for(kernel: Kernel) -> None:
+    """A file whose writes do not come back is dropped at once, also where nothing can be cancelled any more."""
+    ops = kernel.operations
+    calls = await kernel.prepare()
+    node = ops.handles[calls["flush"][0]].node
+    assert node.writer is not None
+    await node.writer.publish(close=True)
+    kernel.fs.instead = never = Never()
+    assert await ops.write(calls["flush"][0], 0, b"y") == 1
+    await never.asked.wait()
+    with trio.fail_after(20 * DEADLINE_S):
+        assert await _errno(ops.flush(calls["flush"][0])) == errno.ETIMEDOUT
+        assert await _errno(ops.write(calls["flush"][0], 0, b"y")) == errno.ETIMEDOUT
+        assert await _errno(ops.release(calls["flush"][0])) == errno.ETIMEDOUT
+    assert node.writer is None
+
+
+async def test_a_file_opened_anew_while_others_let_go_of_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a read has opened is not closed under it while it still waits for its predecessor to be closed."""
+    ops, ctx = kernel.operations, _context()
+    await kernel.prepare()
+    node = ops.table[(await ops.lookup(ROOT_ID, b"file", ctx)).st_ino]
+    old = await ops.readers.fresh(node)
+    retire = old.retire
+
+    async def while_others_write() -> None:
+        await retire()
+        await ops.readers.drop(node)
+
+    monkeypatch.setattr(old, "retire", while_others_write)
+    monkeypatch.setattr(old, "same_as", lambda located: False)
+    reader = await ops.readers.fresh(node)
+    assert reader is not old
+    assert bytes(await reader.read(0, 100)) == b"x" * 100
