@@ -21,8 +21,8 @@ after the count; what was pending before it counts as put after it; what an evic
 first record that is newer than both. The next count puts that right. So a record must say that its writer evicts before
 it does.
 
-A writer's last records are kept: who lists a directory while names come and go may miss the newest. Files last
-touched long ago are removed, and whoever missed that counts anew.
+A writer's last records are kept, as long as it writes: who lists a directory while names come and go may miss the
+newest. Files last touched long ago are removed, and whoever missed that counts anew.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Ledger:
         self._said_freed = record.freed_bytes
         self.said_pending_bytes = record.pending_bytes
         self._written.append(record)
-        while len(self._written) > _RECORDS_KEPT:
+        while len(self._written) > (1 if closed else _RECORDS_KEPT):
             self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")
         return record.spent_bytes
 

@@ -510,3 +510,13 @@ def test_the_server_forgets_and_the_books_follow(master: tuple[str, Path | None]
         assert there(store, 2, 3, 4, 5, 6) == [2, 3, 4, 5, 6]
     finally:
         place.close()
+
+
+def test_a_store_that_was_closed_leaves_one_record(place: Place) -> None:
+    """Everybody reads all records, so what many short lives leave behind slows the living."""
+    for number in range(3):
+        store = place.open(PAGE, lease_s=0, capacity=quota(4))
+        for step in range(4):
+            assert all(put(store, 10 * number + step))
+        assert store.close()
+    assert len([name for name in place.names() if name.startswith(".quota/") and not name.endswith("/")]) == 3
