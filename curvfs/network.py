@@ -29,6 +29,11 @@ class Stream(abc.ABC):
     async def send(self, *buffers: Buffer) -> None:
         """Send all bytes of all buffers, gathered, without joining them. Raises ConnectionLost."""
 
+    def send_now(self, data: Buffer) -> int:
+        """Send as much as goes without waiting, while nobody else is sending: how many bytes that were. A failure shows
+        with what is sent or received next."""
+        return 0
+
     @abc.abstractmethod
     async def recv_into(self, buffer: memoryview) -> int:
         """Receive at least one byte into ``buffer``; 0 means that the peer closed. Raises ConnectionLost."""
@@ -129,6 +134,8 @@ def check_listen_port(host: str, port: int) -> None:
         raise cannot_listen(host, port, f"a port is a number from 0 to {_PORT_MAX}", errno.EINVAL)
 
 
+#: What is sent at once, without giving others their turn first.
+_SMALL_BYTES = 64 * 1024
 #: sendmsg takes at most IOV_MAX pieces.
 _IOV_MAX = 1024
 
@@ -175,17 +182,31 @@ class SocketStream(Stream):
             return ConnectionLost(f"The connection to {self.peer} was lost: it was closed on this side.")
         return ConnectionLost(f"The connection to {self.peer} was lost: {error.strerror or error}.")
 
+    def send_now(self, data: Buffer) -> int:
+        try:
+            return os.write(self._sock.fileno(), data)
+        except OSError:
+            return 0
+
     async def send(self, *buffers: Buffer) -> None:
         pending = deque(view for view in map(bytes_of, buffers) if view)
         try:
+            if sum(map(len, pending)) <= _SMALL_BYTES and len(pending) <= _IOV_MAX:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                with contextlib.suppress(BlockingIOError):
+                    # Mostly there is room, and an answer is waited for next: no turn of the others is missed.
+                    self._sent(pending, os.writev(self._sock.fileno(), pending))
             while pending:
-                sent = await self._sock.sendmsg(list(itertools.islice(pending, _IOV_MAX)))
-                while pending and sent >= len(pending[0]):
-                    sent -= len(pending.popleft())
-                if sent:
-                    pending[0] = pending[0][sent:]
+                self._sent(pending, await self._sock.sendmsg(list(itertools.islice(pending, _IOV_MAX))))
         except (OSError, trio.ClosedResourceError) as error:
             raise self._lost(error) from error
+
+    @staticmethod
+    def _sent(pending: deque[memoryview], count_bytes: int) -> None:
+        while pending and count_bytes >= len(pending[0]):
+            count_bytes -= len(pending.popleft())
+        if count_bytes:
+            pending[0] = pending[0][count_bytes:]
 
     async def recv_into(self, buffer: memoryview) -> int:
         try:

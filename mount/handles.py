@@ -15,13 +15,17 @@ import trio
 
 from curvfs.api import CurvineFileSystem, FileWriter
 from curvfs.errors import CurvfsError, FileTooLarge
-from curvfs.units import MIB, PIB
+from curvfs.quicklock import QuickLock
+from curvfs.units import KIB, MIB, PIB
 from mount.inodes import Node, NodeTable
 from mount.readers import MAX_REQUEST_BYTES, Readers
 
 MAX_FILE_BYTES = PIB
 #: How much of a file may be taken and not yet written: the request that goes to the disk, and the next one.
 BEHIND_BYTES = 2 * MIB
+#: A file of at most so many bytes is written in one exchange; and so many may be held back for that in one mount.
+SMALL_BYTES = 64 * KIB
+HELD_BYTES = 16 * MIB
 
 
 class NodeWriter:
@@ -29,8 +33,10 @@ class NodeWriter:
 
     Writes are taken at once and done behind, in order, at most :data:`BEHIND_BYTES` of them, so that the kernel brings
     the next bytes while the last ones go to the disk, and small ones that follow each other become one. Everything
-    else waits for them. ``failed`` keeps the first error: bytes that had been taken may be lost with it, so that every
-    later write, flush and sync through this node reports it, and a private file with it is never published.
+    else waits for them. The first bytes of a new file are held back until there are more than few of them, or somebody
+    wants them: a small file goes to the store whole, in one exchange, when it is flushed. ``failed`` keeps the first
+    error: bytes that had been taken may be lost with it, so that every later write, flush and sync through this node
+    reports it, and a private file with it is never published.
     """
 
     def __init__(self, fs: CurvineFileSystem, table: NodeTable, readers: Readers, node: Node) -> None:
@@ -39,7 +45,9 @@ class NodeWriter:
         self._readers = readers
         self._node = node
         self._stream: FileWriter | None = None
-        self._lock = trio.Lock()
+        self._lock = QuickLock()
+        #: The bytes of a new file that were taken and that nothing has been done with yet.
+        self._held = bytearray()
         self._behind: deque[tuple[int, bytes]] = deque()
         self._behind_bytes = 0
         #: With what is behind.
@@ -59,6 +67,29 @@ class NodeWriter:
     def is_open(self) -> bool:
         return self._stream is not None
 
+    async def settle_attributes(self) -> None:
+        """See to it that the store's attributes are the file's own, before they are asked for or changed."""
+        stream = self._stream
+        if stream is not None and stream.has_attributes:
+            async with self._lock:
+                if not stream.closed:
+                    self._node.refresh(await stream.settle_attributes())
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is open, and nothing that was taken can be lost or has to be reported."""
+        return self._stream is None and self.failed is None and not (self._behind or self._lock.locked())
+
+    def write_now(self, data: bytes, offset_bytes: int) -> bool:
+        """:meth:`write`, if nothing has to be waited for: the bytes are held back."""
+        stream = self._stream
+        return (
+            stream is not None
+            and self.failed is None
+            and not self._lock.locked()
+            and self._hold(stream, data, offset_bytes)
+        )
+
     async def write(self, data: bytes, offset_bytes: int) -> int:
         """Take all of ``data``; a failure is reported here, or by whatever comes next."""
         if offset_bytes + len(data) > MAX_FILE_BYTES:
@@ -68,20 +99,55 @@ class NodeWriter:
             stream = self._stream
             if stream is None:
                 stream = self._stream = await self._fs.open_for_write(self._table.path(self._node))
+            if self._hold(stream, data, offset_bytes):
+                return len(data)
+            self._release_held()
             if not self._at_work:
                 self._length = stream.length_bytes
             await self._wait(lambda: self._behind_bytes == 0 or self._behind_bytes + len(data) <= BEHIND_BYTES)
             self._check()
             self.is_dirty = True
-            self._behind.append((offset_bytes, data))
-            self._behind_bytes += len(data)
-            self._length = max(self._length, offset_bytes + len(data))
-            self._sized(self._length)
-            if not self._at_work:
-                self._at_work = True
-                # Not below the request that brings it: that one has been answered by then.
-                trio.lowlevel.spawn_system_task(self._work, stream)
+            self._append(stream, data, offset_bytes)
         return len(data)
+
+    def _append(self, stream: FileWriter, data: bytes, offset_bytes: int) -> None:
+        self._behind.append((offset_bytes, data))
+        self._behind_bytes += len(data)
+        self._length = max(self._length, offset_bytes + len(data))
+        self._sized(self._length)
+        if not self._at_work:
+            self._at_work = True
+            # Not below the request that brings it: that one has been answered by then.
+            trio.lowlevel.spawn_system_task(self._work, stream)
+
+    def _hold(self, stream: FileWriter, data: bytes, offset_bytes: int) -> bool:
+        """Hold bytes back, if they are the next of a new file that is small as yet."""
+        table, held = self._table, self._held
+        if (
+            self._at_work
+            or offset_bytes != len(held)
+            or len(held) + len(data) > SMALL_BYTES
+            or table.held_bytes + len(data) > HELD_BYTES
+            or not stream.takes_whole
+        ):
+            return False
+        held += data
+        table.held_bytes += len(data)
+        self.is_dirty = True
+        self._sized(len(held))
+        return True
+
+    def _take_held(self) -> bytearray:
+        held, self._held = self._held, bytearray()
+        self._table.held_bytes -= len(held)
+        return held
+
+    def _release_held(self) -> None:
+        """The file is not that small, or not written like that: go on as with any other."""
+        if self._held:
+            assert self._stream is not None
+            self._length = 0
+            self._append(self._stream, bytes(self._take_held()), 0)
 
     async def _work(self, stream: FileWriter) -> None:
         """Do the writes that were taken."""
@@ -131,15 +197,19 @@ class NodeWriter:
             raise
 
     async def _catch_up(self) -> None:
+        self._release_held()
         await self._wait(lambda: False)
 
     async def publish(self, *, close: bool) -> None:
         """Make what was written visible to everybody; ``close`` also lets go of the store's writer."""
         async with self._lock:
+            held = self._take_held()
             await self._catch_up()
             stream = self._stream
             if stream is not None and (self.is_dirty or close):
                 try:
+                    if held:
+                        await stream.write_whole(held)
                     if close:
                         await stream.close()
                         self._stream = None
@@ -175,6 +245,8 @@ class NodeWriter:
     async def read(self, offset_bytes: int, size_bytes: int) -> bytes | None:
         """Bytes as written so far; None when no store's writer is open: then the store has them all."""
         async with self._lock:
+            if self._held:
+                return bytes(self._held[offset_bytes : offset_bytes + size_bytes])
             await self._catch_up()
             stream = self._stream
             if stream is None:
@@ -187,6 +259,7 @@ class NodeWriter:
         self._behind.clear()
         self._work_scope.cancel()
         async with self._lock:
+            self._take_held()
             await self._catch_up()
             stream, self._stream = self._stream, None
             self.is_dirty = False

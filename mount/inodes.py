@@ -137,6 +137,8 @@ class NodeTable:
         self._by_file: dict[int, Node] = {root_status.id: self.root}
         self._by_name: dict[tuple[Node, str], Node] = {}
         self._next_alias = FIRST_ALIAS_ID
+        #: Bytes that the writers of all nodes hold back.
+        self.held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -86,13 +86,20 @@ class Naming:
 
     # ----------------------------------------------------------------------------------------------------- lookup
 
+    def lookup_now(self, parent: Node, name: str, caller: Caller) -> Node | None:
+        """The node of the private file that a thread sees under a name; None: ask :meth:`lookup`."""
+        private = self._privates.visible((parent, name), caller.thread_id)
+        if private is None:
+            return None
+        self._publisher.renew_reservation(private)
+        return private.node
+
     async def lookup(self, parent: Node, name: str, caller: Caller) -> Node:
         """The node under a name. Raises NotFound."""
-        place = (parent, name)
-        private = self._privates.visible(place, caller.thread_id)
+        private = self.lookup_now(parent, name, caller)
         if private is not None:
-            self._publisher.renew_reservation(private)
-            return private.node
+            return private
+        place = (parent, name)
         alias = self._publisher.aliases.get(place)
         if alias is not None:
             try:
@@ -137,6 +144,14 @@ class Naming:
             raise permission(f"In {name} the mount tells of itself; it can be neither moved nor replaced.")
 
     # ----------------------------------------------------------------------------------------------------- create
+
+    def create_now(self, parent: Node, name: str, mode: int, caller: Caller) -> Node | None:
+        """A private file that was made ahead, where there is none of that name; None: ask :meth:`create`."""
+        self._check_reserved(parent, name)
+        if self._table.prefix_of(parent) is None or self._privates.visible((parent, name), caller.thread_id):
+            return None
+        made = self._publisher.make_now(parent, name, mode=mode, owner=caller.owner, group=caller.group)
+        return None if made is None else made.node
 
     async def create(
         self, parent: Node, name: str, mode: int, caller: Caller, *, exclusive: bool, truncate: bool

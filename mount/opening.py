@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import stat
+from typing import Any
 
 import trio
 
@@ -134,13 +135,10 @@ class Opening:
         place = node.private.place if node.private is not None else node.place
         assert place is not None
         status = node.status
-        await self._publisher.make(
-            *place,
-            mode=_written_by(caller, status.mode),
-            owner=status.owner,
-            group=status.group,
-            reserved_for=caller.thread_id,
-        )
+        mode = _written_by(caller, status.mode)
+        like: dict[str, Any] = {"mode": mode, "owner": status.owner, "group": status.group}
+        if self._publisher.make_now(*place, **like, reserved_for=caller.thread_id) is None:
+            await self._publisher.make(*place, **like, reserved_for=caller.thread_id)
 
     def created(self, node: Node, flags: int) -> FileHandle:
         """The handle of a file that :meth:`Naming.create` has just made or found."""
@@ -181,6 +179,15 @@ class Opening:
         self._statistics.reads["store"] += 1
         return await self._readers.read(node, offset_bytes, size_bytes)
 
+    def write_now(self, handle_id: int, offset_bytes: int, data: bytes) -> bool:
+        """:meth:`write`, if nothing has to be waited for."""
+        handle = self._handles[handle_id]
+        writer = handle.node.writer
+        if handle.node.detached or writer is None or not writer.write_now(data, offset_bytes):
+            return False
+        handle.unflushed = True
+        return True
+
     async def write(self, handle_id: int, offset_bytes: int, data: bytes) -> int:
         """Always the whole of ``data``."""
         handle = self._handles[handle_id]
@@ -190,11 +197,16 @@ class Opening:
         handle.unflushed = True
         return await self._writer(node).write(data, offset_bytes)
 
+    def has_to_flush(self, handle_id: int) -> bool:
+        """Can there be anything that a close(2) through this handle has to bring about, or to report?"""
+        handle = self._handles[handle_id]
+        return handle.writable and handle.node.writer is not None and not handle.node.detached
+
     async def flush(self, handle_id: int) -> None:
         """A close(2): report what failed, and let everybody see what was written."""
         handle = self._handles[handle_id]
         writer = handle.node.writer
-        if handle.writable and writer is not None and not handle.node.detached:
+        if self.has_to_flush(handle_id) and writer is not None:
             await writer.publish(close=True)
             handle.unflushed = False
 
@@ -205,19 +217,41 @@ class Opening:
             await writer.publish(close=False)
             handle.unflushed = False
 
+    def release_now(self, handle_id: int) -> bool:
+        """:meth:`release`, if nothing has to be waited for."""
+        handle = self._handles[handle_id]
+        node, writer = handle.node, handle.node.writer
+        last_writer = handle.writable and node.writers == 1 and writer is not None
+        if last_writer and writer is not None and not writer.is_idle:
+            return False
+        last = node.handles == 1
+        if last and ((node.away is not None and node.private is None) or not self._readers.keeps_now(node)):
+            return False
+        self._handles.close(handle_id)
+        self._book_close(handle)
+        if last_writer and node.private is None:
+            node.writer = None
+        if last:
+            self._readers.keep(node)
+        self._table.drop_unused(node)
+        return True
+
     async def release(self, handle_id: int) -> None:
         """The last descriptor of a handle is gone. What a rename looks at is booked before anything is awaited."""
         await self._closed(self._handles.close(handle_id))
 
-    async def _closed(self, handle: FileHandle) -> None:
-        node = handle.node
-        private = node.private
+    def _book_close(self, handle: FileHandle) -> None:
+        private = handle.node.private
         if private is not None:
-            if node.handles == 0:
+            if handle.node.handles == 0:
                 private.closed_s = self._clock.monotonic_s()
             if handle.writable:
                 private.released.set()
                 private.released = type(private.released)()
+
+    async def _closed(self, handle: FileHandle) -> None:
+        node = handle.node
+        self._book_close(handle)
         try:
             if handle.writable and node.writers == 0 and node.writer is not None:
                 await self._last_writer_gone(node)

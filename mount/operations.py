@@ -51,10 +51,20 @@ _ROOT_PATIENCE_S = 0.5
 _DOTS = 2
 
 
+class _NotNow:
+    """What a quick handler answers when something must be waited for."""
+
+
+_NOT_NOW = _NotNow()
+
+
 def _handler(
     method: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
+    """Answer a request within its deadline, with a value or an errno. A method ``_NAME_now`` beside ``NAME`` is asked
+    first: it waits for nothing, so that neither deadline nor another task is needed."""
     name = method.__name__.lstrip("_")
+    quick_name = f"_{name}_now"
 
     @functools.wraps(method)
     async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,16 +73,24 @@ def _handler(
         statistics.under_way += 1
         number = 0
         try:
-            with trio.fail_after(self.options.op_timeout_s):
-                if self.control is not None and args and self.control.owns(args[0]):
+            controlled = self.control is not None and bool(args) and self.control.owns(args[0])
+            quick = None if controlled else getattr(self, quick_name, None)
+            found = _NOT_NOW if quick is None else quick(*args)
+            if not isinstance(found, _NotNow):
+                return cast("T", found)
+            self.pass_on()
+            with trio.CancelScope(deadline=trio.current_time() + self.options.op_timeout_s) as scope:
+                if controlled:
                     return cast("T", await self._controlled(name)(*args, **kwargs))
                 return await method(self, *args, **kwargs)
+            assert scope.cancelled_caught
+            number = errno.ETIMEDOUT
+            log.warning("%s took longer than %g s and was given up.", name, self.options.op_timeout_s)
         except pyfuse3.FUSEError as error:
             number = error.errno
             raise
         except trio.TooSlowError:
             number = errno.ETIMEDOUT
-            log.warning("%s took longer than %g s and was given up.", name, self.options.op_timeout_s)
         except Exception as error:
             number = self.errno_of(name, error)
         finally:
@@ -110,6 +128,8 @@ class Operations(pyfuse3.Operations):
         self.publisher = Publisher(fs, table, self.handles, self.readers, kernel, grace_s=options.grace_s)
         self.naming = Naming(fs, table, self.readers, self.publisher)
         self.opening = Opening(fs, table, self.handles, self.readers, self.publisher, self.statistics)
+        #: Called before anything is waited for: another request may be taken meanwhile (:mod:`mount.loop`).
+        self.pass_on: Callable[[], None] = lambda: None
         self._fs = fs
         self._clock = fs.world.clock
         self._on_init = on_init
@@ -173,6 +193,24 @@ class Operations(pyfuse3.Operations):
             return self.control.entry(FIRST_ID)
         node = await self.naming.lookup(self.table[parent_inode], decode_name(name), self._caller(ctx))
         return self._entry(node)
+
+    def _lookup_now(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes | _NotNow:
+        node = self.naming.lookup_now(self.table[parent_inode], decode_name(name), self._caller(ctx))
+        return _NOT_NOW if node is None else self._entry(node)
+
+    def _create_now(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes] | _NotNow:
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            return _NOT_NOW
+        parent = self.table[parent_inode]
+        node = self.naming.create_now(parent, decode_name(name), mode & 0o7777, self._caller(ctx))
+        if node is None:
+            return _NOT_NOW
+        handle = self.opening.created(node, flags)
+        return pyfuse3.FileInfo(fh=handle.id, keep_cache=False), self._entry(node)
 
     @_handler
     async def create(
@@ -278,14 +316,17 @@ class Operations(pyfuse3.Operations):
 
     # -------------------------------------------------------------------------------------------------- attributes
 
+    def _getattr_now(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes | _NotNow:
+        node = self.table[inode]
+        return self._attributes.entry(node) if self._knows(node) else _NOT_NOW
+
     @_handler
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self.table[inode]
-        if not self._knows(node):
-            if node is self.table.root and self.control is not None:
-                await self._root_status()
-            else:
-                await self._fresh_status(node)
+        if node is self.table.root and self.control is not None:
+            await self._root_status()
+        else:
+            await self._fresh_status(node)
         return self._attributes.entry(node)
 
     async def _root_status(self) -> None:
@@ -321,6 +362,8 @@ class Operations(pyfuse3.Operations):
         """What the store says now. An open file whose name went to another keeps what was known of it."""
         if node.is_nameless:
             return node.status
+        if node.writer is not None:
+            await node.writer.settle_attributes()
         try:
             status = await self._fs.stat(self.table.path(node))
         except CurvfsError as error:
@@ -373,6 +416,8 @@ class Operations(pyfuse3.Operations):
             changes["xattrs"] = {name: value for name, value in xattrs.items() if name not in removed}
             node.refresh(dataclasses.replace(node.status, ctime_ms=self._clock.time_ms(), **changes))
         else:
+            if node.writer is not None:
+                await node.writer.settle_attributes()
             node.refresh(await self._fs.set_attr(self.table.path(node), **changes))
 
     @_handler
@@ -391,14 +436,19 @@ class Operations(pyfuse3.Operations):
         stats.f_namemax = 255
         return stats
 
-    @_handler
-    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+    def _getxattr_now(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes | _NotNow:
         # The kernel asks for security.capability before every write: answered from here.
         text = _xattr_name(name)
-        node = self.table[inode]
+        self.table[inode]
         if is_hidden_xattr(text):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
         _refuse_foreign(text)
+        return _NOT_NOW
+
+    @_handler
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        text = _xattr_name(name)
+        node = self.table[inode]
         value = (await self._fresh_status(node)).xattrs.get(text)
         if value is None:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -458,27 +508,43 @@ class Operations(pyfuse3.Operations):
         self.statistics.read_bytes += len(found)
         return cast("bytes", found)
 
+    def _write_now(self, fh: int, off: int, buf: bytes) -> int | _NotNow:
+        if not self.opening.write_now(fh, off, buf):
+            return _NOT_NOW
+        self.statistics.written_bytes += len(buf)
+        return len(buf)
+
     @_handler
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         count = await self.opening.write(fh, off, buf)
         self.statistics.written_bytes += count
         return count
 
+    def _flush_now(self, fh: int) -> _NotNow | None:
+        if self._is_control(fh) or not self.opening.has_to_flush(fh):
+            return None
+        return _NOT_NOW
+
     @_handler
     async def flush(self, fh: int) -> None:
-        if self.control is None or not self.control.is_open(fh):
-            await self.opening.flush(fh)
+        await self.opening.flush(fh)
+
+    def _is_control(self, fh: int) -> bool:
+        return self.control is not None and self.control.is_open(fh)
 
     @_handler
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self.opening.fsync(fh)
 
-    @_handler
-    async def release(self, fh: int) -> None:
+    def _release_now(self, fh: int) -> _NotNow | None:
         if self.control is not None and self.control.is_open(fh):
             self.control.release(fh)
-        else:
-            await self.opening.release(fh)
+            return None
+        return None if self.opening.release_now(fh) else _NOT_NOW
+
+    @_handler
+    async def release(self, fh: int) -> None:
+        await self.opening.release(fh)
 
     # -------------------------------------------------------------------------------------------------- directories
 

@@ -17,8 +17,7 @@ import errno
 import logging
 import stat as statmod
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -26,12 +25,14 @@ import trio
 
 from curvfs.api import CurvineFileSystem, FileStatus, FileWriter
 from curvfs.errors import CurvfsError, FileExists_, NotFound, TransportError
+from curvfs.quicklock import QuickLock
 from mount.handles import Handles, NodeWriter
 from mount.inodes import Node, NodeTable
 from mount.private import Place, PrivateFile, Privates
 from mount.readers import Readers
 from mount.scratch import Scratch
 from mount.seal import BORN_XATTR, SEALED_XATTR, born_value, is_sealed, must_seal_first
+from mount.stock import Stock
 
 log = logging.getLogger("curvfs.mount")
 
@@ -53,20 +54,16 @@ class PlaceLocks:
     """A lock per name, shared by rename, unlink, link and materialising."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[Place, trio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Place, QuickLock] = WeakValueDictionary()
 
-    @asynccontextmanager
-    async def hold(self, *places: Place) -> AsyncIterator[None]:
+    def hold(self, *places: Place) -> AbstractAsyncContextManager[None]:
         locks = []
         for place in sorted(set(places), key=lambda place: (place[0].id, place[1])):
             lock = self._locks.get(place)
             if lock is None:
-                lock = self._locks[place] = trio.Lock()
+                lock = self._locks[place] = QuickLock()
             locks.append(lock)
-        async with AsyncExitStack() as held:
-            for lock in locks:
-                await held.enter_async_context(lock)
-            yield
+        return locks[0] if len(locks) == 1 else _AllOf(locks)
 
     async def wait_free(self, place: Place) -> None:
         """Wait until nobody who holds this name is under way."""
@@ -74,6 +71,27 @@ class PlaceLocks:
         if lock is not None and lock.locked():
             async with lock:
                 pass
+
+
+class _AllOf:
+    """Several locks, taken in the order given."""
+
+    def __init__(self, locks: list[QuickLock]) -> None:
+        self._locks = locks
+        self._taken = 0
+
+    async def __aenter__(self) -> None:
+        try:
+            for lock in self._locks:
+                await lock.__aenter__()
+                self._taken += 1
+        except BaseException:
+            await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *exc: object) -> None:
+        for lock in reversed(self._locks[: self._taken]):
+            await lock.__aexit__()
 
 
 class Publisher:
@@ -97,6 +115,7 @@ class Publisher:
         self._kernel = kernel
         self._grace_s = grace_s
         self._scratches: dict[Node | str, Scratch] = {}
+        self._stocks: dict[Scratch, Stock] = {}
         self.privates = Privates()
         self.locks = PlaceLocks()
         #: Names that a link left behind on this mount: the file is published elsewhere.
@@ -128,24 +147,47 @@ class Publisher:
 
     # ------------------------------------------------------------------------------------------------------- make
 
+    def make_now(
+        self, parent: Node, name: str, *, mode: int, owner: str, group: str, reserved_for: int | None = None
+    ) -> PrivateFile | None:
+        """:meth:`make`, if a file was made ahead."""
+        scratch = self._scratch_for(parent)
+        stock = self._stocks.get(scratch)
+        if stock is None:
+            stock = self._stocks[scratch] = Stock(self._fs, scratch)
+        stream = stock.take()
+        if stream is None:
+            return None
+        stream.give_attributes(
+            mode=mode,
+            owner=owner,
+            group=_group_in(parent, group),
+            xattrs={BORN_XATTR: born_value(parent.file_id, name)},
+            now_ms=self._world.clock.time_ms(),
+        )
+        return self._adopt(stream, scratch, (parent, name), reserved_for)
+
     async def make(
         self, parent: Node, name: str, *, mode: int, owner: str, group: str, reserved_for: int | None = None
     ) -> PrivateFile:
         """A new private file for a name. With ``reserved_for`` only that thread sees it until it has opened it."""
+        scratch = self._scratch_for(parent)
+        born = {BORN_XATTR: born_value(parent.file_id, name)}
+        stream = await self._create(scratch, born, mode, owner, _group_in(parent, group))
+        return self._adopt(stream, scratch, (parent, name), reserved_for)
+
+    def _scratch_for(self, parent: Node) -> Scratch:
         base = self._table.prefix_of(parent)
         assert base is not None
-        scratch = self.scratch(base)
-        if parent.status.mode & statmod.S_ISGID:
-            group = parent.status.group
-        stream, staging_name = await self._create(scratch, born_value(parent.file_id, name), mode, owner, group)
+        return self.scratch(base)
+
+    def _adopt(self, stream: FileWriter, scratch: Scratch, place: Place, reserved_for: int | None) -> PrivateFile:
         node = self._table.add(stream.status)
-        node.away = (scratch, staging_name)
+        node.away = (scratch, stream.status.name)
         node.writer = NodeWriter(self._fs, self._table, self._readers, node)
         node.writer.adopt(stream)
         now_s = self._world.clock.monotonic_s()
-        private = PrivateFile(
-            node, (parent, name), reserved_for, now_s + RESERVATION_S, None if reserved_for is None else now_s
-        )
+        private = PrivateFile(node, place, reserved_for, now_s + RESERVATION_S, None if reserved_for is None else now_s)
         self.privates.add(private)
         return private
 
@@ -153,25 +195,16 @@ class Publisher:
         """The thread that a file was made for has looked it up: it is about to open it."""
         private.reserved_until_s = self._world.clock.monotonic_s() + RESERVATION_S
 
-    async def _create(self, scratch: Scratch, born: bytes, mode: int, owner: str, group: str) -> tuple[FileWriter, str]:
+    async def _create(self, scratch: Scratch, born: dict[str, bytes], mode: int, owner: str, group: str) -> FileWriter:
         await scratch.ensure()
         for attempt in range(2):
-            staging_name = scratch.next_name()
+            path = f"{scratch.path}/{scratch.next_name()}"
             try:
-                stream = await self._fs.create(
-                    f"{scratch.path}/{staging_name}",
-                    mode=mode,
-                    owner=owner,
-                    group=group,
-                    xattrs={BORN_XATTR: born},
-                    unique_name=True,
-                )
+                return await self._fs.create(path, mode=mode, owner=owner, group=group, xattrs=born, unique_name=True)
             except NotFound:
                 if attempt:
                     raise
                 await scratch.ensure(again=True)  # somebody removed the directory
-            else:
-                return stream, staging_name
         raise AssertionError
 
     # ---------------------------------------------------------------------------------------------------- publish
@@ -353,6 +386,8 @@ class Publisher:
 
     async def tick(self) -> None:
         """Materialise what has been closed for the grace time, and drop reservations that nobody claimed."""
+        for stock in self._stocks.values():
+            await stock.tidy()
         now_s = self._world.clock.monotonic_s()
         for private in self.privates.all():
             if private.node.private is not private:
@@ -456,3 +491,8 @@ class Publisher:
     def add_alias(self, place: Place, node: Node) -> None:
         self.aliases[place] = node
         node.pins += 1
+
+
+def _group_in(parent: Node, group: str) -> str:
+    """The group of a new file in a directory."""
+    return parent.status.group if parent.status.mode & statmod.S_ISGID else group

@@ -241,20 +241,37 @@ class Readers:
         if reader is not None:
             await reader.retire()
 
-    async def last_handle_gone(self, node: Node) -> None:
-        """Keep the reader of a sealed or small file that is local for the next open; let go of any other."""
+    def _is_worth_keeping(self, node: Node, reader: NodeReader) -> bool:
+        small = reader.length_bytes <= _KEPT_ORDINARY_BYTES
+        return reader.is_local and bool(node.links) and (node.sealed or small)
+
+    def keeps_now(self, node: Node) -> bool:
+        """Is there no reader of a node, or can it be kept for the next open without anything being closed for it?"""
+        reader = node.reader
+        return reader is None or (
+            self._is_worth_keeping(node, reader) and self._kept_descriptors + reader.descriptors < _KEPT_DESCRIPTORS
+        )
+
+    def keep(self, node: Node) -> None:
+        """Keep a reader, if there is one, though the last handle is gone."""
         reader = node.reader
         if reader is None:
-            return
-        small = reader.length_bytes <= _KEPT_ORDINARY_BYTES
-        if not (reader.is_local and node.links and (node.sealed or small)):
-            await self.drop(node)
             return
         self._unkeep(node)
         node.pins += 1
         descriptors = max(1, reader.descriptors)
         self._kept[node] = descriptors, self._fs.world.clock.monotonic_s()
         self._kept_descriptors += descriptors
+
+    async def last_handle_gone(self, node: Node) -> None:
+        """Keep the reader of a sealed or small file that is local for the next open; let go of any other."""
+        reader = node.reader
+        if reader is None:
+            return
+        if not self._is_worth_keeping(node, reader):
+            await self.drop(node)
+            return
+        self.keep(node)
         while self._kept_descriptors > _KEPT_DESCRIPTORS:
             await self._evict(next(iter(self._kept)))
 

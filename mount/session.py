@@ -25,7 +25,7 @@ from curvfs.errors import (
     UsageError,
 )
 from curvfs.world import Disk, World
-from mount import kernel
+from mount import kernel, loop
 from mount.inodes import NodeTable
 from mount.options import DEFAULT_KV_PATH, MountOptions
 from mount.readers import KEPT_S
@@ -230,6 +230,8 @@ class _Session:
         server: EmbeddedServer | None,
         readiness: Readiness,
     ) -> None:
+        import pyfuse3
+
         from mount.operations import Operations
         from mount.report import Report
 
@@ -246,6 +248,7 @@ class _Session:
         self._ended = trio.Event()
         self._device = ""
         self._operations: Operations = Operations(fs, table, _Kernel(), options, on_init=self._initialised.set)
+        self._operations.pass_on = loop.enter(pyfuse3).pass_on
         self._report: Report = Report(fs, self._operations, options, url, path)
 
     async def serve(self, on_ready: Callable[[str, str], None]) -> None:

@@ -29,7 +29,7 @@ from curvfs.errors import (
     TransportError,
     from_os_error,
 )
-from curvfs.net.workers import BlockChannel
+from curvfs.net.workers import BlockChannel, WorkerKey
 from curvfs.wire.codes import RpcCode
 from curvfs.wire.messages import decode, encode, pb
 
@@ -235,11 +235,7 @@ async def open_replica(
     channel, header = await session.workers.open(worker_key(worker), RpcCode.WRITE_BLOCK, request, doing=doing)
     try:
         answer = decode(pb.BlockWriteResponse, header)
-        if answer.id != block.id or answer.block_size != capacity_bytes or answer.off != offset_bytes:
-            raise RemoteProtocolError(
-                f"Cannot {doing}: {channel.worker} opened block {answer.id} of {answer.block_size} bytes at "
-                f"{answer.off}; block {block.id} of {capacity_bytes} bytes at {offset_bytes} was asked for."
-            )
+        _check_opened(answer, block, channel.worker, doing, capacity_bytes=capacity_bytes, offset_bytes=offset_bytes)
         if discard:
             await channel.cancel(request)
             session.dropped_streams.discard((worker.worker_id, block.id))
@@ -277,6 +273,79 @@ async def open_replica(
     except BaseException:
         await channel.release()
         raise
+
+
+async def write_whole(
+    session: Session, located: pb.LocatedBlockProto, payload: memoryview, *, capacity_bytes: int
+) -> pb.CommitBlockProto:
+    """Write a new block and complete it, in one exchange with each of its workers; those that fail are left behind.
+
+    For few bytes: they go over the wire in one frame, whoever the worker is. Raises RemoteError or TransportError, what
+    the last one said, when none took them; what may lie on a worker is remembered, to be cancelled before the block is
+    written again.
+    """
+    block = located.block
+    doing = f"write block {block.id}"
+    request = partial(write_request, session, block, capacity_bytes=capacity_bytes)
+    opening, final = (
+        request(length_bytes=0, offset_bytes=0),
+        request(length_bytes=len(payload), offset_bytes=len(payload)),
+    )
+    locations: dict[int, pb.BlockLocationProto] = {}
+    failures: list[CurvfsError] = []
+
+    async def one(worker: WorkerAddress) -> None:
+        try:
+            answer = decode(
+                pb.BlockWriteResponse,
+                await session.workers.put(
+                    worker_key(worker), RpcCode.WRITE_BLOCK, opening, payload, final, doing=doing
+                ),
+            )
+            _check_opened(answer, block, worker_key(worker), doing, capacity_bytes=capacity_bytes, offset_bytes=0)
+        except (RemoteError, TransportError, ProtocolError) as error:
+            session.exclude(worker.worker_id)
+            session.stats["replica_failures"] += 1
+            session.dropped_streams.add((worker.worker_id, block.id))
+            failures.append(error)
+            return
+        locations[worker.worker_id] = pb.BlockLocationProto(
+            worker_id=worker.worker_id,
+            storage_type=storage_type(answer.storage_type),  # type: ignore[arg-type]
+        )
+        session.stats["bytes_written_remote"] += len(payload)
+
+    workers = [worker_address(worker) for worker in located.locs]
+    if len(workers) == 1:
+        await one(workers[0])
+    else:
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(one, worker)
+    if not locations:
+        raise failures[0] if failures else NoAvailableWorker(f"Block {block.id} has no worker to be written to.")
+    return pb.CommitBlockProto(
+        block_id=block.id,
+        block_len=len(payload),
+        locations=[locations[worker.worker_id] for worker in workers if worker.worker_id in locations],
+    )
+
+
+def _check_opened(
+    answer: pb.BlockWriteResponse,
+    block: pb.ExtendedBlockProto,
+    worker: WorkerKey,
+    doing: str,
+    *,
+    capacity_bytes: int,
+    offset_bytes: int,
+) -> None:
+    """Raises RemoteProtocolError unless a worker opened what it was asked to."""
+    if answer.id != block.id or answer.block_size != capacity_bytes or answer.off != offset_bytes:
+        raise RemoteProtocolError(
+            f"Cannot {doing}: {worker} opened block {answer.id} of {answer.block_size} bytes at {answer.off}; block "
+            f"{block.id} of {capacity_bytes} bytes at {offset_bytes} was asked for."
+        )
 
 
 class BlockWriter:

@@ -25,7 +25,7 @@ from curvfs.client.mastercalls import (
     MasterCalls,
 )
 from curvfs.client.mounts import MountTable
-from curvfs.client.newextents import Plan, commit_extents, create_extents
+from curvfs.client.newextents import Plan, commit_extents, create_ahead, create_extents
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
     DEFAULT_POLICY,
@@ -100,6 +100,12 @@ class CurvineFileSystem:
     def client_name(self) -> str:
         """The writer identity of this client (4.3)."""
         return self._session.client_name
+
+    @property
+    def makes_ahead(self) -> bool:
+        """Whether :meth:`create_ahead` is worth it: the server makes many files in one call, and takes attributes along
+        with the call that closes one."""
+        return self._session.knows_batches and self._session.knows_set_attr_on_close
 
     def stats(self) -> dict[str, int]:
         """Counters: calls, retries, bytes read and written locally and remotely, short-circuit refusals by reason."""
@@ -400,6 +406,22 @@ class CurvineFileSystem:
         status = convert.file_status(answer, paths.normalize(path))
         alone = before is None or before.is_complete
         return FileWriter(self._session, self._calls, full, status, (), created=before is None, alone=alone)
+
+    async def create_ahead(self, names: Sequence[str]) -> builtins.list[FileWriter | CurvfsError]:
+        """Make empty files with unique names and the settings' block size, to be written later by whoever needs one:
+        two calls to the master for all of them (4.16). What each is to be, :meth:`FileWriter.give_attributes` says. A
+        file's own failure stands in its place."""
+        options = self._calls.create_options(
+            block_size_bytes=self.config.block_size_bytes, replicas=self.config.replicas, mode=0o600
+        )
+        plans: builtins.list[Plan | CurvfsError] = []
+        for name in names:
+            try:
+                full = self._for_new(name, self.config.block_size_bytes, self.config.replicas)
+                plans.append(Plan(full, paths.normalize(name), self.config.block_size_bytes, options))
+            except CurvfsError as error:
+                plans.append(error)
+        return await create_ahead(self._session, self._calls, plans)
 
     async def mknod(
         self, path: str, kind: FileKind, mode: int = 0o644, rdev: int = 0, *, owner: str = "", group: str = ""

@@ -20,6 +20,7 @@ from curvfs.client.extents import WriteExtent
 from curvfs.client.mastercalls import O_CREAT, O_EXCL, O_WRONLY, MasterCalls
 from curvfs.client.records import FileStatus
 from curvfs.client.session import Session
+from curvfs.client.writer import FileWriter
 from curvfs.errors import CurvfsError, InProgress, TransportError, Unsupported
 from curvfs.net.cluster import Progress
 from curvfs.wire.messages import pb
@@ -188,6 +189,32 @@ async def add_first_blocks(
 
     added = iter(await each(one, list(enumerate(wanted))))
     return [next(added) if isinstance(entry, Made) and entry.plan.size_bytes else None for entry in made]
+
+
+async def create_ahead(
+    session: Session, calls: MasterCalls, plans: Sequence[Plan | CurvfsError]
+) -> list[FileWriter | CurvfsError]:
+    """Make files that are to be written later, each with its first block placed. A file's own failure stands in its
+    place."""
+    made = await create_files(session, calls, plans, True)
+    blocks = await add_first_blocks(session, calls, made)
+
+    async def finish(pair: tuple[Made, Added | CurvfsError | None]) -> FileWriter:
+        entry, added = pair
+        try:
+            if isinstance(added, CurvfsError):
+                raise added
+            located = [await placed(calls, entry, added)] if added is not None else []
+        except BaseException:
+            await extent_of(session, calls, entry, None, "").abort()
+            raise
+        path = entry.plan.full_path
+        return FileWriter(session, calls, path, entry.status, located, created=True, alone=True, ahead=True)
+
+    pairs = [
+        entry if isinstance(entry, CurvfsError) else (entry, added) for entry, added in zip(made, blocks, strict=True)
+    ]
+    return await each(finish, pairs)
 
 
 async def placed(calls: MasterCalls, made: Made, added: Added) -> pb.LocatedBlockProto:

@@ -9,12 +9,14 @@ and sent again until one has certainly taken them: an AddBlock that answers with
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 import trio
 
-from curvfs.client.blockwrite import BlockWriter
+from curvfs.client import convert
+from curvfs.client.blockwrite import BlockWriter, write_whole
 from curvfs.client.convert import located as located_from_wire
 from curvfs.client.mastercalls import MasterCalls
 from curvfs.client.paths import normalize
@@ -31,6 +33,8 @@ from curvfs.errors import (
     TransportError,
 )
 from curvfs.net.cluster import Progress
+from curvfs.quicklock import QuickLock
+from curvfs.units import KIB
 from curvfs.wire.messages import pb
 from curvfs.world import Buffer
 
@@ -38,6 +42,8 @@ from curvfs.world import Buffer
 _MAX_OPEN_BLOCKS = 10
 #: How often a new block that no worker takes is placed anew.
 _PLACEMENTS = 3
+#: A file that is written at once goes to its workers in one exchange when it has at most so many bytes.
+SMALL_BYTES = 64 * KIB
 
 
 class FileWriter:
@@ -58,8 +64,10 @@ class FileWriter:
         created: bool,
         alone: bool,
         append: bool = False,
+        ahead: bool = False,
     ) -> None:
-        """``created``: by this call. ``alone``: nobody else had the file open for writing when it was opened."""
+        """``created``: by this call. ``alone``: nobody else had the file open for writing when it was opened.
+        ``ahead``: the blocks were added with the file, and nothing has been written to them."""
         self._session = session
         self._calls = calls
         self._full_path = full_path
@@ -69,7 +77,9 @@ class FileWriter:
         self._blocks: list[pb.LocatedBlockProto] = list(blocks)
         self._open: dict[int, BlockWriter] = {}
         #: Blocks that the master has no location of yet.
-        self._uncommitted: set[int] = set()
+        self._uncommitted: set[int] = {located.block.id for located in blocks} if ahead else set()
+        #: Of these, the ones that nothing has been tried with.
+        self._unwritten = set(self._uncommitted)
         #: Blocks completed on workers that the master may not have been told of, by id.
         self._commits: dict[int, pb.CommitBlockProto] = {}
         self._length = status.length_bytes
@@ -79,7 +89,9 @@ class FileWriter:
         self._alone = alone
         self._touched = created
         self._reader: FileReader | None = None
-        self._lock = trio.Lock()
+        #: Attributes that the master has not been told of yet.
+        self._attributes: pb.SetAttrOptsProto | None = None
+        self._lock = QuickLock()
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------------ state
@@ -108,6 +120,17 @@ class FileWriter:
     def closed(self) -> bool:
         """Closed or aborted: nothing can be written any more."""
         return self._closed
+
+    @property
+    def takes_whole(self) -> bool:
+        """Nothing has been written yet to a file that was made for this writer: :meth:`write_whole` takes few bytes
+        in one exchange."""
+        return self._length == 0 and not (self._open or self._commits or len(self._blocks) > len(self._uncommitted))
+
+    @property
+    def has_attributes(self) -> bool:
+        """Attributes given with :meth:`give_attributes` that the master has not been told of."""
+        return self._attributes is not None
 
     def moved_to(self, path: str) -> None:
         """The file was renamed to ``path`` while it is open: resizing, and everything on v0.3.2-alpha, knows a file by
@@ -146,6 +169,33 @@ class FileWriter:
             await self._write(buffer, self._length if self._append else offset_bytes)
         return memoryview(buffer).nbytes
 
+    async def write_whole(self, buffer: Buffer) -> None:
+        """Write to the beginning of a file that has no bytes yet. At most :data:`SMALL_BYTES` are written and completed
+        in one exchange with each worker; what comes behind them later has the block copied, as after a flush."""
+        async with self._lock:
+            self._check_open()
+            view = memoryview(buffer).cast("B")
+            if not self.takes_whole or not 0 < len(view) <= min(SMALL_BYTES, self._block_size):
+                await self._write(view, 0)
+                return
+            self._touched = True
+            if not self._blocks:
+                self._blocks.append(await self._new_block())
+            located = self._blocks[0]
+            block_id = located.block.id
+            self._unwritten.discard(block_id)
+            left = any((worker.worker_id, block_id) in self._session.dropped_streams for worker in located.locs)
+            if left or not located.locs or block_id in self._session.hung_blocks:
+                await self._write(view, 0)
+                return
+            try:
+                commit = await write_whole(self._session, located, view, capacity_bytes=self._block_size)
+            except (RemoteError, TransportError, RemoteProtocolError):
+                await self._write(view, 0)  # other workers may take it, and else say why not
+                return
+            self._length = self._position = len(view)
+            self._completed(located, commit)
+
     async def _write(self, buffer: Buffer, offset: int) -> None:
         self._check_open()
         view = memoryview(buffer).cast("B")
@@ -169,6 +219,9 @@ class FileWriter:
             await self._complete(next(iter(self._open)))
         if index < len(self._blocks):
             located = self._blocks[index]
+            if located.block.id in self._uncommitted and not located.block.block_size:
+                writer = self._open[index] = await self._open_new(located)
+                return writer
             if not located.locs:
                 await self._place(located)
             try:
@@ -178,7 +231,10 @@ class FileWriter:
                 await self._calls.status(self._full_path)
                 writer = await self._open_placed(located, inside)
         else:
-            writer = await self._add_block()
+            await self._complete_longer()
+            located = await self._new_block()
+            self._blocks.append(located)
+            writer = await self._open_new(located)
         self._open[index] = writer
         return writer
 
@@ -224,8 +280,8 @@ class FileWriter:
             f"Cannot write {self._full_path}: all replicas of its block {located.block.id} are lost or not up."
         )
 
-    async def _add_block(self) -> BlockWriter:
-        await self._complete_longer()
+    async def _new_block(self) -> pb.LocatedBlockProto:
+        """The next block, as the master placed it."""
         progress = Progress()
         located = await self._calls.add_block(
             self._full_path,
@@ -243,8 +299,12 @@ class FileWriter:
             )
         if located.locs:
             self._commits.clear()  # only a fresh block has workers, and then the commits sent along were taken
-        self._blocks.append(located)
         self._uncommitted.add(located.block.id)
+        return located
+
+    async def _open_new(self, located: pb.LocatedBlockProto) -> BlockWriter:
+        """Open a block that nothing was written to, wherever it is taken."""
+        self._unwritten.discard(located.block.id)
         for attempt in range(_PLACEMENTS):
             if not located.locs or attempt:
                 # Ours, though its workers were lost with the answer; or none of them would take it.
@@ -270,6 +330,10 @@ class FileWriter:
         writer, located = self._open[index], self._blocks[index]
         commit = await writer.complete()
         del self._open[index]
+        self._completed(located, commit)
+
+    def _completed(self, located: pb.LocatedBlockProto, commit: pb.CommitBlockProto) -> None:
+        """A block is complete on its workers: the master must be told."""
         self._commits[commit.block_id] = commit
         self._uncommitted.discard(commit.block_id)
         held = {location.worker_id for location in commit.locations}
@@ -295,6 +359,7 @@ class FileWriter:
             await self._publish()
 
     async def _publish(self) -> None:
+        await self._settle_attributes()
         answer = await self._calls.complete_file(
             self._full_path,
             self._status.id,
@@ -325,22 +390,60 @@ class FileWriter:
             if self._closed:
                 return
             await self._forget_reader()
+            await self._open_unwritten()
             for index in list(self._open):
                 await self._complete(index)
             if not self._touched and mtime_ms is None:
                 mtime_ms, atime_ms = self._status.mtime_ms, atime_ms or self._status.atime_ms
             times = _times(mtime_ms, atime_ms)
+            if not self._session.knows_set_attr_on_close:
+                await self._settle_attributes()
             await self._calls.complete_file(
                 self._full_path,
                 self._status.id,
                 length_bytes=self._length,
                 commits=list(self._commits.values()),
                 only_flush=False,
-                set_attr=times,
+                set_attr=_merged(self._attributes, times),
             )
             self._closed = True
+            self._attributes = None
             if times is not None and not self._session.knows_set_attr_on_close:
                 await self._calls.set_attr(self._full_path, times)
+
+    def give_attributes(
+        self, *, mode: int, owner: str, group: str, xattrs: Mapping[str, bytes], now_ms: int
+    ) -> FileStatus:
+        """Attributes for a file that was made before anybody knew what it would be: the closing call takes them along.
+        Until then only :attr:`status`, which is the answer, has them; its times are ``now_ms``."""
+        with convert.sendable(f"set attributes of {self._full_path}"):
+            self._attributes = pb.SetAttrOptsProto(
+                recursive=False, mode=mode & 0o7777, owner=owner, group=group, add_x_attr=dict(xattrs)
+            )
+        self._status = replace(
+            self._status,
+            mode=mode & 0o7777,
+            owner=owner,
+            group=group,
+            xattrs={**self._status.xattrs, **xattrs},
+            mtime_ms=now_ms,
+            atime_ms=now_ms,
+            ctime_ms=now_ms,
+        )
+        return self._status
+
+    async def settle_attributes(self) -> FileStatus:
+        """Tell the master now of what :meth:`give_attributes` was given; the file as it is then."""
+        async with self._lock:
+            self._check_open()
+            await self._settle_attributes()
+            return self._status
+
+    async def _settle_attributes(self) -> None:
+        if self._attributes is not None:
+            status = await self._calls.set_attr(self._full_path, self._attributes)
+            self._attributes = None
+            self._status = convert.file_status(status, self._path)
 
     async def abort(self) -> None:
         """Drop what was not published, keep what was, and release the writer's name. Idempotent, never raises.
@@ -442,8 +545,17 @@ class FileWriter:
         await self._apply_resizes()
         if length_bytes == self._length:
             return
+        await self._open_unwritten()
+        await self._flush()
         self._take_blocks(await self._calls.resize(self._full_path, length_bytes, allocate=allocate))
         await self._apply_resizes()
+
+    async def _open_unwritten(self) -> None:
+        """A block that was added ahead and never written becomes one of no bytes: without a worker that has it readers
+        would take it for lost."""
+        for index, located in enumerate(self._blocks):
+            if located.block.id in self._unwritten:
+                self._open[index] = await self._open_new(located)
 
     async def _apply_resizes(self) -> None:
         """Tell the workers of every block with a pending resize, and the master that they know."""
@@ -461,6 +573,15 @@ class FileWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise CurvfsError(f"Cannot use {self._full_path}: the writer is closed.", errno_=errno.EBADF)
+
+
+def _merged(one: pb.SetAttrOptsProto | None, other: pb.SetAttrOptsProto | None) -> pb.SetAttrOptsProto | None:
+    if one is None or other is None:
+        return one or other
+    both = pb.SetAttrOptsProto()
+    both.CopyFrom(one)
+    both.MergeFrom(other)
+    return both
 
 
 def _times(mtime_ms: int | None, atime_ms: int | None) -> pb.SetAttrOptsProto | None:

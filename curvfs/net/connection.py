@@ -118,9 +118,15 @@ class MasterConnection:
             return known  # an earlier attempt of the same call is still under way here, and comes first
         if self.last_received_s >= self._asked_s:
             self._asked_s = self._clock.monotonic_s()
-        self._outbox.append(self._calls.request(code, header, req_id=req_id))
+        request = self._calls.request(code, header, req_id=req_id)
+        if not self._pending and not self._outbox:
+            # A lone call need not wait for the sender's turn; of those that come together the others go together.
+            self.last_used_s = self._asked_s
+            request = request[self._frames.send_now(request) :]
         call = self._pending[req_id] = PendingCall()
-        self._to_send.unpark()
+        if request:
+            self._outbox.append(request)
+            self._to_send.unpark()
         return call
 
     async def _send_all(self) -> None:

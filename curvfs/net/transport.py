@@ -7,7 +7,7 @@ the stream must be closed. Deadlines are the caller's cancel scopes.
 
 from __future__ import annotations
 
-from curvfs.errors import ConnectionLost
+from curvfs.errors import ConnectionLost, ProtocolError
 from curvfs.units import MIB
 from curvfs.wire.frame import FIXED_BYTES, MAX_HEADER_BYTES, FrameHead, decode_head
 from curvfs.world import Buffer, Stream
@@ -33,9 +33,27 @@ class FrameStream:
         """``host:port`` of the other end."""
         return self._stream.peer
 
+    @property
+    def has_more(self) -> bool:
+        """Head and header of another frame, which is no heartbeat, have come already."""
+        received = self._end - self._start
+        if received < FIXED_BYTES:
+            return False
+        try:
+            head = decode_head(
+                self._buffer[self._start : self._start + FIXED_BYTES], max_header_bytes=self._max_header_bytes
+            )
+        except ProtocolError:
+            return False  # whoever receives it says so
+        return received >= FIXED_BYTES + head.header_len and not (head.is_heartbeat or head.is_empty)
+
     async def send(self, prefix: Buffer, *payload: Buffer) -> None:
         """Send a frame whose head and header are ``prefix``."""
         await self._stream.send(prefix, *payload)
+
+    def send_now(self, prefix: Buffer) -> int:
+        """Send as much of a frame without payload as goes without waiting; see :meth:`Stream.send_now`."""
+        return self._stream.send_now(prefix)
 
     async def aclose(self) -> None:
         """Close; never raises."""

@@ -111,6 +111,25 @@ class WorkerPool:
                 await last.release()
         return answers
 
+    async def put(
+        self, worker: WorkerKey, code: int, open_header: bytes, payload: Buffer, complete_header: bytes, *, doing: str
+    ) -> bytes:
+        """Write a new block whole, in one exchange: what its Open was answered.
+
+        Raises RemoteError when the worker refused any of it, which leaves nothing that a commit could name; and
+        TransportError. A stale connection is replaced once: the same bytes written again do no harm.
+        """
+        idle = self._take(worker)
+        if idle is not None:
+            channel = BlockChannel(self, worker, idle, code, doing)
+            try:
+                return await channel.whole(open_header, payload, complete_header)
+            except ConnectionLost:
+                self.stats["worker_stale_connections"] += 1
+                await self._close_idle(worker)
+        channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing)
+        return await channel.whole(open_header, payload, complete_header)
+
     def _take(self, worker: WorkerKey) -> FrameStream | None:
         found = self._idle.get(worker)
         if not found:
@@ -220,6 +239,18 @@ class BlockChannel:
         await self.send(self._stream.cancel(header))
         await self.reply()
 
+    async def whole(self, open_header: bytes, payload: Buffer, complete_header: bytes) -> bytes:
+        """Open, one Running frame and Complete at once; what Open was answered. Lets go of the connection."""
+        try:
+            before, behind = self._stream.whole(open_header, len(payload), complete_header)
+            with self._exchange():
+                await self._frames.send(before, payload, behind)
+                replies = [await self._receive() for _ in range(self._stream.outstanding)]
+            opened, *_ = [self._accepted(reply) for reply in replies]
+            return opened.header
+        finally:
+            await self.release()
+
     def ask(self, open_header: bytes, complete_header: bytes) -> bytes:
         """Open and Complete in one go, to be sent together with others."""
         return self._stream.open(open_header) + self._stream.complete(complete_header)
@@ -244,18 +275,24 @@ class BlockChannel:
     async def reply(self) -> StreamReply:
         """The next reply. Its payload follows and must be received before the next one. Raises RemoteError."""
         with self._exchange():
-            head = await self._frames.recv_head()
-            if head is None:
-                raise ConnectionLost(f"{self.worker} closed the connection.")
-            self._stream.check(head)
-            header = await self._frames.recv_header(head)
-            data: bytes | int = b""
-            if head.response is ResponseStatus.ERROR:
-                data = await self._frames.recv_data(head)
-            else:
-                self._payload_left = head.data_len
-            assert isinstance(data, bytes)
-            reply = self._stream.receive(head, header, data)
+            reply = await self._receive()
+        return self._accepted(reply)
+
+    async def _receive(self) -> StreamReply:
+        head = await self._frames.recv_head()
+        if head is None:
+            raise ConnectionLost(f"{self.worker} closed the connection.")
+        self._stream.check(head)
+        header = await self._frames.recv_header(head)
+        data: bytes | int = b""
+        if head.response is ResponseStatus.ERROR:
+            data = await self._frames.recv_data(head)
+        else:
+            self._payload_left = head.data_len
+        assert isinstance(data, bytes)
+        return self._stream.receive(head, header, data)
+
+    def _accepted(self, reply: StreamReply) -> StreamReply:
         if reply.error is not None:
             raise in_context(reply.error, f"Cannot {self._doing} on {self.worker}")
         return reply

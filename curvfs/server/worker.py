@@ -33,13 +33,16 @@ from curvfs.wire.session import Request, ServerSession
 from curvfs.world import Buffer, Stream, World
 
 #: Received beyond the frame at hand: enough for many small frames, too little to copy much payload.
-_READ_AHEAD_BYTES = 4 * KIB
+_READ_AHEAD_BYTES = 8 * KIB
 #: Payload up to here is read from the page cache and sent, or written, right away; more goes through sendfile or a
 #: worker thread.
 _INLINE_BYTES = 64 * KIB
 _MAX_READ_AHEAD_LEN = 16 * MIB
 #: Idle buffers for write payload that the worker keeps.
 _SPARE_BUFFERS = 4
+
+#: Replies that are sent together.
+_REPLIES = 16
 
 #: What is not in the page cache is read in pieces of this size.
 _PIECE_BYTES = MIB
@@ -141,6 +144,7 @@ class _Connection:
         self._session = ServerSession()
         self._open: _Write | _Read | _Batch | None = None
         self._buffer: bytearray | None = None
+        self._replies: list[bytes] = []
 
     async def run(self) -> None:
         while (head := await self._frames.recv_head()) is not None:
@@ -155,9 +159,14 @@ class _Connection:
                 raise
             except Exception as error:  # whatever it is, the client gets an answer
                 doing = f"{request.rpc.wire_name} {request.status.wire_name}"
-                await self._raw.send(self._session.error(request, *explain(error, doing, self._worker.log)))
+                await self._reply(self._session.error(request, *explain(error, doing, self._worker.log)))
                 continue
-            await self._send(request, answer)
+            if answer.content or answer.file_bytes or answer.zero_bytes:
+                await self._send(request, answer)
+            else:
+                await self._reply(self._session.reply(request, answer.header))
+                if isinstance(self._open, _Read):
+                    self._give_buffer()
 
     def close(self) -> None:
         """The connection is gone. A block that was being written stays as it is."""
@@ -177,7 +186,19 @@ class _Connection:
         self._worker.written_bytes += head.data_len
         return view
 
+    async def _reply(self, frame: bytes) -> None:
+        """Send a reply without payload; while another request has come already, its reply goes along."""
+        self._replies.append(frame)
+        if not self._frames.has_more or len(self._replies) >= _REPLIES:
+            await self._send_replies()
+
+    async def _send_replies(self) -> None:
+        replies, self._replies = self._replies, []
+        if replies:
+            await self._raw.send(*replies)
+
     async def _send(self, request: Request, answer: _Answer) -> None:
+        await self._send_replies()
         data_len = len(answer.content) + answer.file_bytes + answer.zero_bytes
         self._worker.read_bytes += data_len
         prefix = self._session.reply(request, answer.header, data_len)

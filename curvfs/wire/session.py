@@ -18,7 +18,9 @@ Rules (specification sections 1.3 to 1.5, 2.2 and 4.7); the numbers are named wh
 7. After an error inside a stream the frames behind it are executed all the same, at the wrong position. Nothing but
    Complete or Cancel may be sent from then on.
 8. A write is completed or cancelled only when every frame before has been answered, because a Complete pipelined
-   behind a failed write would publish a damaged block. A read has nothing to damage and may be completed ahead.
+   behind a failed write would publish a damaged block. A read has nothing to damage and may be completed ahead; so may
+   a new block whose bytes all go in one Running frame, because a worker refuses to complete a first write of another
+   length than Complete names (:meth:`BlockStream.whole`).
 9. Reads are never cancelled: workers refuse that.
 10. A failed Open leaves nothing open. A failed Complete or Cancel leaves the stream as it was, to be cancelled or
     completed again; a successful one ends it, and the connection is free for the next.
@@ -241,6 +243,12 @@ class BlockStream:
         """The prefix of the Complete frame."""
         return self._send(RequestStatus.COMPLETE, header, 0)
 
+    def whole(self, open_header: bytes, data_len: int, complete_header: bytes) -> tuple[bytes, bytes]:
+        """Open, Running and Complete of a new block, to be sent at once (rule 8): what goes before the ``data_len``
+        bytes of payload, and what goes behind them."""
+        before = self.open(open_header) + self.running(data_len=data_len)
+        return before, self._send(RequestStatus.COMPLETE, complete_header, 0, ahead=True)
+
     def cancel(self, header: bytes) -> bytes:
         """The prefix of the Cancel frame. (Never cancel a block that was committed: section 4.7.)"""
         return self._send(RequestStatus.CANCEL, header, 0)
@@ -268,14 +276,14 @@ class BlockStream:
         self._state = table.get((self._state, kind), self._state)
         return StreamReply(kind, header, head.data_len, error)
 
-    def _send(self, kind: RequestStatus, header: bytes, data_len: int) -> bytes:
+    def _send(self, kind: RequestStatus, header: bytes, data_len: int, *, ahead: bool = False) -> bytes:
         following = _ON_SEND.get((self._state, kind))
         is_read = self.code == RpcCode.READ_BLOCK
         if following is None or (is_read and kind is RequestStatus.CANCEL):  # rule 9
             raise LocalProtocolError(
                 f"{_name(self.code)} {kind.wire_name} cannot be sent: the stream is {self._state.value}."
             )
-        if following is StreamState.CLOSING and self._outstanding and not is_read:  # rule 8
+        if following is StreamState.CLOSING and self._outstanding and not (is_read or ahead):  # rule 8
             raise LocalProtocolError(
                 f"{_name(self.code)} {kind.wire_name} cannot be sent: {len(self._outstanding)} frames have no reply."
             )

@@ -157,8 +157,8 @@ def client_config(**settings: object) -> ClientConfig:
 
 @asynccontextmanager
 async def connected(world: SimWorld, config: ClientConfig) -> AsyncIterator[CurvineFileSystem]:
-    """A connected client; connecting is tried until it works."""
-    for _ in range(20):
+    """A connected client; connecting is tried until it works, a full disk of the server notwithstanding."""
+    for _ in range(60):
         manager = open_filesystem(config, world=world)
         try:
             filesystem = await manager.__aenter__()
@@ -167,7 +167,7 @@ async def connected(world: SimWorld, config: ClientConfig) -> AsyncIterator[Curv
             continue
         break
     else:
-        raise AssertionError("no connection came about in 20 attempts")
+        raise AssertionError("no connection came about in 60 attempts")
     try:
         yield filesystem
     finally:

@@ -421,6 +421,8 @@ PAIRS = [
 def test_both_faces_offer_the_same(asynchronous: type, blocking: type, apart: set[str]) -> None:
     """Every call, with the same parameters, but what belongs to trio or to whoever keeps open files."""
     kept = {"aclose", "idle", "located", "open_blocks", "closed", "moved_to", "close_descriptors", "close_local"}
+    kept |= {"makes_ahead", "create_ahead", "give_attributes", "settle_attributes", "has_attributes"}
+    kept |= {"takes_whole", "write_whole"}
     for name, member in inspect.getmembers(asynchronous):
         if name.startswith("_") or name in kept | apart:
             continue

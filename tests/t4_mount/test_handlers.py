@@ -54,6 +54,7 @@ class Never:
     """Instead of a stream that is opened for writing: one whose writes never come back."""
 
     length_bytes = 0
+    takes_whole = has_attributes = False
 
     def __init__(self) -> None:
         self.asked = trio.Event()
