@@ -38,6 +38,7 @@ soak: soak-mount soak-kvstore
 soak-mount: setup-test
 	@$(VENV)/python -m tests.t4_mount.cycles --number 1000
 	@$(VENV)/python -m tests.t4_mount.proofs
+	@$(VENV)/python -m tests.t4_mount.beside --number 500
 	@$(SIM) seeds --mounts --number 1000
 	@CURVFS_TEST_REPLACED=5000 $(VENV)/python -m pytest tests/t4_mount/test_two_mounts.py -k replaced_while
 
