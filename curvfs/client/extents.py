@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import warnings
 from collections.abc import Sequence
 from typing import Self
 
@@ -70,6 +71,11 @@ class ReadExtents:
         """The part of :meth:`aclose` that needs no trio thread; idempotent, from any thread."""
         while self._descriptors:
             self._session.world.disk.close(self._descriptors.pop())
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptors", None):
+            warnings.warn(f"{self.status.path} was not closed: {self!r}", ResourceWarning, 2, source=self)
+            self.close_descriptors()
 
     @property
     def closed(self) -> bool:
@@ -286,6 +292,11 @@ class WriteExtent:
             except CurvfsError:
                 self._session.stats["aborts_unfinished"] += 1
         self.close_descriptor()
+
+    def __del__(self) -> None:
+        if getattr(self, "_local", None) is not None:
+            warnings.warn(f"{self.path} was not committed or aborted: {self!r}", ResourceWarning, 2, source=self)
+            self.close_descriptor()
 
     def close_descriptor(self) -> None:
         """The part of :meth:`abort` that needs no trio thread; idempotent."""

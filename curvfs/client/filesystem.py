@@ -45,13 +45,12 @@ from curvfs.client.records import (
 from curvfs.client.session import Session
 from curvfs.client.smallfiles import write_files
 from curvfs.client.understores import UnderStores
-from curvfs.client.writer import FileWriter
+from curvfs.client.writer import FileWriter, check_length
 from curvfs.config import MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, ClientConfig, resolve_config
 from curvfs.errors import (
     KIND_UNSUPPORTED_UFS_READ,
     CurvfsError,
     FileExists_,
-    FileTooLarge,
     InvalidRequest,
     IsADirectory,
     NotADirectory,
@@ -63,7 +62,6 @@ from curvfs.wire.messages import pb
 from curvfs.world import World
 
 _PAGE = 1000
-_MAX_LENGTH_BYTES = 1 << 50
 _SECTOR_BYTES = 4096
 
 
@@ -540,11 +538,9 @@ class CurvineFileSystem:
 
     async def truncate(self, path: str, length_bytes: int) -> FileStatus:
         """Cut or extend a file to ``length_bytes`` (4.10); what is new reads as zeros and takes no room."""
-        if not 0 <= length_bytes <= _MAX_LENGTH_BYTES:
-            raise FileTooLarge(
-                f"Cannot resize {path} to {length_bytes} bytes; 0 to {_MAX_LENGTH_BYTES} are possible.",
-                errno_=errno.EINVAL if length_bytes < 0 else errno.EFBIG,
-            )
+        if length_bytes < 0:
+            raise InvalidRequest(f"Cannot resize {path} to {length_bytes} bytes: that is negative.")
+        check_length(length_bytes, path)
         async with await self.open_for_write(path) as writer:
             await writer.truncate(length_bytes)
         return await self.stat(path)
@@ -554,12 +550,9 @@ class CurvineFileSystem:
         extended to that, if the cluster has room for it now (OutOfSpace if not); a longer one stays as it is. What is
         new reads as zeros. No other mode exists: Curvine cannot make holes, and refuses or spoils the rest."""
         end_bytes = offset_bytes + length_bytes
-        if offset_bytes < 0 or length_bytes <= 0 or end_bytes > _MAX_LENGTH_BYTES:
-            raise FileTooLarge(
-                f"Cannot allocate {length_bytes} bytes at {offset_bytes} of {path}; a file has {_MAX_LENGTH_BYTES} at "
-                "most.",
-                errno_=errno.EFBIG if end_bytes > _MAX_LENGTH_BYTES else errno.EINVAL,
-            )
+        if offset_bytes < 0 or length_bytes <= 0:
+            raise InvalidRequest(f"Cannot allocate {length_bytes} bytes at {offset_bytes} of {path}.")
+        check_length(end_bytes, path)
         async with await self.open_for_write(path) as writer:
             await writer.allocate(end_bytes)
         return await self.stat(path)

@@ -40,7 +40,7 @@ class Pages:
 
     async def _begin(self) -> None:
         """A listing of a file would be the file itself; of a path that could be a pattern, whatever matches."""
-        if not (await self._calls.status(self._full_path)).is_dir:
+        if not (await self._calls.status(self._full_path, doing="list")).is_dir:
             raise NotADirectory(f"Cannot list {self._full_path}: it is not a directory.")
         if paths.looks_like_glob(self._full_path):
             after = self._after.encode()

@@ -99,9 +99,9 @@ class MasterCalls:
             RpcCode.GET_MOUNT_TABLE, pb.GetMountTableRequest(), pb.GetMountTableResponse, "read the mount table"
         )
 
-    async def status(self, path: str) -> pb.FileStatusProto:
+    async def status(self, path: str, *, doing: str = "stat") -> pb.FileStatusProto:
         request = pb.GetFileStatusRequest(path=path)
-        answer = await self.call(RpcCode.FILE_STATUS, request, pb.GetFileStatusResponse, f"stat {path}")
+        answer = await self.call(RpcCode.FILE_STATUS, request, pb.GetFileStatusResponse, f"{doing} {path}")
         return answer.status
 
     async def status_or_none(self, path: str) -> pb.FileStatusProto | None:

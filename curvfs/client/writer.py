@@ -25,6 +25,7 @@ from curvfs.client.records import FileStatus
 from curvfs.client.session import Session
 from curvfs.errors import (
     CurvfsError,
+    FileTooLarge,
     InProgress,
     InvalidRequest,
     NoAvailableWorker,
@@ -34,7 +35,7 @@ from curvfs.errors import (
 )
 from curvfs.net.cluster import Progress
 from curvfs.quicklock import QuickLock
-from curvfs.units import KIB
+from curvfs.units import KIB, PIB
 from curvfs.wire.messages import pb
 from curvfs.world import Buffer
 
@@ -44,6 +45,8 @@ _MAX_OPEN_BLOCKS = 10
 _PLACEMENTS = 3
 #: A file that is written at once goes to its workers in one exchange when it has at most so many bytes.
 SMALL_BYTES = 64 * KIB
+#: No file is longer.
+MAX_LENGTH_BYTES = PIB
 
 
 class FileWriter:
@@ -165,6 +168,7 @@ class FileWriter:
         is ignored, as ``O_APPEND`` has it."""
         if offset_bytes < 0:
             raise InvalidRequest(f"Cannot write {self._full_path} at offset {offset_bytes}: it is negative.")
+        check_length(offset_bytes, self._full_path)
         async with self._lock:
             await self._write(buffer, self._length if self._append else offset_bytes)
         return memoryview(buffer).nbytes
@@ -199,6 +203,7 @@ class FileWriter:
     async def _write(self, buffer: Buffer, offset: int) -> None:
         self._check_open()
         view = memoryview(buffer).cast("B")
+        check_length(offset + len(view), self._full_path)
         self._touched = True
         await self._forget_reader()
         if len(view) and offset > self._length and offset // self._block_size >= len(self._blocks):
@@ -519,7 +524,8 @@ class FileWriter:
     async def truncate(self, length_bytes: int) -> None:
         """Cut or extend the file; what was written so far is published first. New bytes read as zeros."""
         if length_bytes < 0:
-            raise InvalidRequest(f"Cannot resize {self._full_path} to {length_bytes} bytes.")
+            raise InvalidRequest(f"Cannot resize {self._full_path} to {length_bytes} bytes: that is negative.")
+        check_length(length_bytes, self._full_path)
         async with self._lock:
             self._check_open()
             self._touched = True
@@ -593,3 +599,11 @@ def _times(mtime_ms: int | None, atime_ms: int | None) -> pb.SetAttrOptsProto | 
     if atime_ms is not None:
         options.atime = atime_ms
     return options
+
+
+def check_length(length_bytes: int, path: str) -> None:
+    """Raises FileTooLarge for what no file can have."""
+    if length_bytes > MAX_LENGTH_BYTES:
+        raise FileTooLarge(
+            f"{path} cannot have {length_bytes} bytes; {MAX_LENGTH_BYTES} are possible.", errno_=errno.EFBIG
+        )

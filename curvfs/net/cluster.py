@@ -22,6 +22,7 @@ from curvfs.errors import (
     CurvfsError,
     DeadlineExceeded,
     InProgress,
+    InvalidRequest,
     NoAvailableWorker,
     NotAMaster,
     NotLeader,
@@ -35,7 +36,8 @@ from curvfs.errors import (
 from curvfs.net.connection import MasterConnection, PendingCall
 from curvfs.net.retry import Retry, RetryPolicy
 from curvfs.network import host_port
-from curvfs.units import format_duration
+from curvfs.units import format_duration, format_size
+from curvfs.wire.frame import MAX_REQUEST_HEADER_BYTES
 from curvfs.wire.session import Reply
 from curvfs.world import World
 
@@ -187,8 +189,14 @@ class MasterCluster:
         included (``config.retry_max_s``). ``give_up`` names failures that are not to be retried.
 
         Raises RemoteError for an error reply, TransportError when no master answered within the budget (or, under
-        ``Replay.NEVER``, as soon as the outcome is unknown), RemoteProtocolError for a peer that is no master.
+        ``Replay.NEVER``, as soon as the outcome is unknown), RemoteProtocolError for a peer that is no master,
+        InvalidRequest for what no server takes.
         """
+        if len(header) > MAX_REQUEST_HEADER_BYTES:
+            raise InvalidRequest(
+                f"Cannot {doing}: that makes a request of {format_size(len(header))}, and servers take "
+                f"{format_size(MAX_REQUEST_HEADER_BYTES)} at most; ask for less at a time."
+            )
         config = self._config
         progress = Progress() if progress is None else progress
         req_id = self._world.random.request_id() if req_id is None else req_id

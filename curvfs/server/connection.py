@@ -13,11 +13,7 @@ import trio
 from curvfs.errors import CurvfsError, ProtocolError, RemoteError, TransportError
 from curvfs.server.oplog import Log
 from curvfs.server.refusals import COMMON, IO
-from curvfs.units import MIB
 from curvfs.world import Listener, Stream
-
-#: Largest request header taken. (Replies may be larger: listings are.)
-MAX_REQUEST_HEADER_BYTES = 64 * MIB
 
 Serve = Callable[[Stream], Awaitable[None]]
 

@@ -21,7 +21,7 @@ from curvfs.histogram import Histogram
 from curvfs.server import convert, locks, replies
 from curvfs.server.behaviour import Behaviour
 from curvfs.server.cluster import Cluster
-from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
+from curvfs.server.connection import explain
 from curvfs.server.fileblocks import FileBlocks, Resize
 from curvfs.server.metastore import EXPIRED_AT_ONCE
 from curvfs.server.namespace import ACCESS_MODE, Namespace
@@ -32,7 +32,7 @@ from curvfs.server.replies import Replies
 from curvfs.server.retrycache import RetryCache
 from curvfs.units import KIB
 from curvfs.wire.codes import RequestStatus, RpcCode
-from curvfs.wire.frame import FrameDecoder
+from curvfs.wire.frame import MAX_REQUEST_HEADER_BYTES, FrameDecoder
 from curvfs.wire.messages import decode, pb
 from curvfs.wire.session import Request, ServerSession
 from curvfs.world import Stream, World

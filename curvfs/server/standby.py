@@ -6,8 +6,8 @@ Clients that find their leader among several masters can be tried on it (specifi
 from __future__ import annotations
 
 from curvfs.net.transport import FrameStream
-from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES
 from curvfs.server.refusals import NOT_LEADER
+from curvfs.wire.frame import MAX_REQUEST_HEADER_BYTES
 from curvfs.wire.session import ServerSession
 from curvfs.world import Stream
 

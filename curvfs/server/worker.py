@@ -19,7 +19,7 @@ from curvfs.net.transport import FrameStream
 from curvfs.server import convert
 from curvfs.server.behaviour import Behaviour, ReadLength
 from curvfs.server.blockstore import BlockStore, OpenBlock, os_errors
-from curvfs.server.connection import MAX_REQUEST_HEADER_BYTES, explain
+from curvfs.server.connection import explain
 from curvfs.server.oplog import Log
 from curvfs.server.pagecache import cached_bytes, read_cached
 from curvfs.server.records import STORAGE_DISK
@@ -27,7 +27,7 @@ from curvfs.server.refusals import INVALID_ARGUMENT, IO, common, refusal
 from curvfs.server.replies import enum_number
 from curvfs.units import KIB, MIB
 from curvfs.wire.codes import RequestStatus, RpcCode
-from curvfs.wire.frame import MAX_DATA_BYTES, FrameHead
+from curvfs.wire.frame import MAX_DATA_BYTES, MAX_REQUEST_HEADER_BYTES, FrameHead
 from curvfs.wire.messages import decode, pb
 from curvfs.wire.session import Request, ServerSession
 from curvfs.world import Buffer, Stream, World

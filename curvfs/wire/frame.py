@@ -39,6 +39,8 @@ _COUNTED_BYTES = FIXED_BYTES - 4
 MAX_DATA_BYTES = 16 * MIB
 #: Largest header that we accept. The protocol has no limit: listings travel in the header and pass 16 MiB.
 MAX_HEADER_BYTES = GIB
+#: Largest header of a request: our servers take no more, and nothing that a client asks for needs as much.
+MAX_REQUEST_HEADER_BYTES = 64 * MIB
 
 _MAX_TOTAL = (1 << 31) - 1
 _HEAD = struct.Struct(">iibBqi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -321,3 +322,23 @@ async def test_a_local_file_that_cannot_be_opened_for_writing(here: CurvineFileS
         await writer.write_at(b"b", 500)
     async with await here.open("/f") as reader:
         assert await reader.read_at(0, 2000) == b"a" * 500 + b"b" + b"a" * 499
+
+
+async def test_descriptors_that_nobody_closed(here: CurvineFileSystem) -> None:
+    """They are given back when the last reference goes, with a word about it."""
+    await put(here, "/f", b"content")
+    extents = await here.open_extents("/f")
+    assert isinstance(extents.extents[0], LocalExtent)
+    fds = [extents.extents[0].fd]
+    with pytest.warns(ResourceWarning, match="/f was not closed"):
+        del extents
+        gc.collect()
+    extent = await here.create_extent("/g", MIB)
+    assert extent.local is not None
+    fds.append(extent.local.fd)
+    with pytest.warns(ResourceWarning, match="/g was not committed"):
+        extent.__del__()
+    await extent.abort()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

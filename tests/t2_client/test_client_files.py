@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,8 +201,8 @@ async def test_truncate(fs: CurvineFileSystem) -> None:
         status = await fs.truncate("/f", length)
         assert (status.length_bytes, status.is_complete) == (length, True)
     assert await content_of(fs, "/f") == bytes(10)
-    for length in (-1, (1 << 50) + 1):
-        with pytest.raises(FileTooLarge):
+    for length, error in ((-1, InvalidRequest), ((1 << 50) + 1, FileTooLarge)):
+        with pytest.raises(error):
             await fs.truncate("/f", length)
 
 
@@ -407,3 +408,35 @@ async def test_reading_back_between_writes(fs: CurvineFileSystem) -> None:
         local = "short_circuit_opens" in fs.stats()
         assert (fs.stats()["master_calls"] == calls) == local
     assert await content_of(fs, "/f") == expected
+
+
+async def test_lengths_that_no_file_has(fs: CurvineFileSystem) -> None:
+    async with await fs.create("/f") as writer:
+        await writer.write(b"content")
+        for call in (
+            partial(writer.write_at, b"x", 1 << 70),
+            partial(writer.write_at, b"x", 1 << 50),
+            partial(writer.write_at, b"", 1 << 70),
+            partial(writer.truncate, 1 << 70),
+        ):
+            with pytest.raises(FileTooLarge):
+                await call()
+        with pytest.raises(InvalidRequest):
+            await writer.truncate(-1)
+    assert (await fs.stat("/f")).length_bytes == 7
+    with pytest.raises(FileTooLarge):
+        await fs.truncate("/f", 1 << 70)
+    async with await fs.open("/f") as reader:
+        assert await reader.read_at(1 << 70, 10) == b""
+
+
+async def test_the_error_names_the_call(fs: CurvineFileSystem) -> None:
+    with pytest.raises(NotFound, match=r"Cannot list .*/absent on"):
+        await fs.list("/absent")
+
+
+async def test_a_request_that_no_server_takes_is_refused_at_once(fs: CurvineFileSystem) -> None:
+    await put(fs, "/f", b"")
+    with trio.fail_after(10), pytest.raises(InvalidRequest, match=r"64\.0 MiB at most"):
+        await fs.set_attr("/f", xattrs={"user.big": bytes(65 * MIB)})
+    assert (await fs.stat("/f")).xattrs == {}

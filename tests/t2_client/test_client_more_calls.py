@@ -125,9 +125,8 @@ async def test_fallocate_extends_and_never_cuts(fs: CurvineFileSystem) -> None:
     async with await fs.open("/f") as reader:
         assert await reader.read_at(3 * MIB - 2, 100) == b"\0\0behind\0\0\0\0"
     for bad in ((-1, 5), (0, 0), (0, -1)):
-        with pytest.raises(FileTooLarge) as caught:
+        with pytest.raises(InvalidRequest):
             await fs.fallocate("/f", *bad)
-        assert caught.value.errno_ == errno.EINVAL
     with pytest.raises(FileTooLarge) as caught:
         await fs.fallocate("/f", 1 << 50, 1)
     assert caught.value.errno_ == errno.EFBIG

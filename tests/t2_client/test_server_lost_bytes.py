@@ -36,9 +36,7 @@ async def content_of(fs: CurvineFileSystem, path: str) -> bytes:
 
 @pytest.mark.parametrize("hostname", ["here", "elsewhere"], ids=["local", "remote"])
 @pytest.mark.parametrize("behaviour", BEHAVIOURS.values(), ids=list(BEHAVIOURS))
-async def test_lost_bytes_are_an_error_and_holes_are_zeros(
-    tmp_path: Path, behaviour: Behaviour, hostname: str
-) -> None:
+async def test_lost_bytes_are_an_error_and_holes_are_zeros(tmp_path: Path, behaviour: Behaviour, hostname: str) -> None:
     whole, grown = os.urandom(MIB + 300_000), os.urandom(1000)
     async with client_of(tmp_path, behaviour, hostname) as fs:
         for path, content in (("/whole", whole), ("/grown", grown)):
