@@ -135,7 +135,7 @@ def test_on_every_back_end(place: Place) -> None:
     got = room(devices, 40)
     assert all(store.get(keys, got, lookup=store.lookup(keys)).result())
     assert all(map(same, got[39], content[39]))
-    assert 1 <= len(devices.first.slabs) <= store.stats().depth
+    assert 1 <= len(devices.first.slabs) <= 2 * store.stats().depth  # puts have slabs of their own
 
 
 def test_a_slab_is_not_used_again_before_its_copy_is_over(devices: StandIns) -> None:
