@@ -74,8 +74,8 @@ def open_for_engine(pages: EnginePages, settings: Mapping[str, Any], *, where: s
     geometry = pages.geometry()
     identity = Identity.of(
         geometry,
-        model=str(settings.get("model") or pages.model),
-        revision=str(settings.get("revision") or pages.revision),
+        model=pages.model,
+        revision=pages.revision,
         rope=pages.parameters,
         lora=str(settings.get("lora") or ""),
         salt=str(settings.get("salt") or ""),
@@ -93,6 +93,14 @@ def _capacity(given: Mapping[str, Any], where: str) -> Capacity:
     _check_names(given, [field.name for field in fields(Capacity)], where)
     sizes = {name: parse_size(value) for name, value in given.items() if name.endswith("_bytes") and value is not None}
     return Capacity(**{**given, **sizes})
+
+
+def name_and_revision(
+    model: str, settings: Mapping[str, Any], *, where: str, disk: Disk, branch: str | None = None
+) -> tuple[str, str]:
+    """Both as set, else found out: :func:`model_name` and :func:`weights_revision`. Raises ConfigError."""
+    revision = weights_revision(model, settings, where=where, disk=disk, branch=branch)
+    return str(settings.get("model") or model_name(model)), revision
 
 
 def weights_revision(

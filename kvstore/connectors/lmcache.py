@@ -28,10 +28,10 @@ from typing import Any, TypeVar
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from curvfs.errors import ConfigError
 from curvfs.world import World
-from kvstore.connectors.identity import EnginePages, model_name, open_for_engine, weights_revision
-from kvstore.geometry import dtype_named
+from kvstore.connectors.identity import open_for_engine
+from kvstore.connectors.lmcache_config import check, pages_of, settings_of
+from kvstore.connectors.serving import keys_of, log_opened
 from kvstore.keys import PageKey
 from kvstore.results import TROUBLE
 from kvstore.store import KVStore
@@ -65,29 +65,13 @@ class KvstoreConnector(RemoteConnector):  # type: ignore[misc]
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context.config, context.metadata)
         self._memory = context.local_cpu_backend
-        prefix = f"remote_storage_plugin.{context.plugin_name}."
-        where = f"LMCache's extra_config, as {prefix}<name>"
-        extra: dict[str, Any] = context.config.extra_config or {}
-        settings = {name.removeprefix(prefix): value for name, value in extra.items() if name.startswith(prefix)}
-        for name in ("module_path", "class_name"):
-            settings.pop(name, None)
-        _check(context.config)
+        settings, where = settings_of(context.config, context.plugin_name)
+        check(context.config, logger)
         world = World.real()
-        self._store = open_for_engine(self._pages(context, settings, where, world), settings, where=where, world=world)
-
-    def _pages(self, context: ConnectorContext, settings: dict[str, Any], where: str, world: World) -> EnginePages:
-        metadata = context.metadata
-        model = metadata.model_name
-        names = {dtype_named(dtype).name for dtype in self.meta_dtypes}
-        shapes = ",".join("x".join(str(size) for size in shape) for shape in self.meta_shapes)
-        return EnginePages(
-            model=model_name(model),
-            revision=weights_revision(model, settings, where=where, disk=world.disk),
-            size_bytes=self.full_chunk_size_bytes + _LENGTH.size,
-            page_tokens=metadata.chunk_size,
-            dtype=names.pop() if len(names) == 1 else "mixed",
-            layout=f"lmcache-1:{self.meta_fmt.name}:{shapes}",
-        )
+        size_bytes = self.full_chunk_size_bytes + _LENGTH.size
+        pages = pages_of(self, context.metadata, size_bytes, settings, where, world.disk)
+        self._store = open_for_engine(pages, settings, where=where, world=world)
+        log_opened(logger, "remote connector", "chunk", pages, self._store)
 
     # ------------------------------------------------------------------------------------------------------ asking
 
@@ -177,7 +161,7 @@ class KvstoreConnector(RemoteConnector):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------------- inside
 
     def _keys(self, keys: Sequence[Any]) -> builtins.list[PageKey]:
-        return [self._store.foreign_key(key.to_string().encode()) for key in keys]
+        return keys_of(self._store, [key.to_string() for key in keys])
 
     def _cut(self, memory: Any, size_bytes: int) -> Any:
         """A chunk's memory as long as the chunk is; None where it cannot be so long."""
@@ -202,19 +186,3 @@ def _listed(store: KVStore) -> list[str]:
         cursor = listing.cursor
         if not cursor:
             return keys
-
-
-def _check(config: Any) -> None:
-    """Raises ConfigError for what is not supported; warns where keys may differ from process to process."""
-    if config.use_layerwise:
-        raise ConfigError("This connector stores whole chunks; set use_layerwise to false in LMCache's configuration.")
-    if config.remote_serde not in (None, "naive"):
-        raise ConfigError(
-            f"This connector stores chunks as they are; set remote_serde to naive, not {config.remote_serde}, in"
-            " LMCache's configuration."
-        )
-    if config.pre_caching_hash_algorithm == "builtin":
-        logger.warning(
-            "LMCache's pre_caching_hash_algorithm is builtin: other processes may get other keys for the same tokens"
-            " and find nothing. Set it to sha256_cbor in LMCache's configuration, everywhere."
-        )

@@ -39,12 +39,11 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         settings = dict(params)
         super().__init__(max_capacity_bytes=int(float(settings.pop("max_capacity_gb", 0)) * (1 << 30)))
         self._shelf = Shelf(settings, where=WHERE, layout=LAYOUT)
-        self._lock = self._shelf.lock()
+        self._lock = self._shelf.lock
         self._closed = False
         self._stored, self._looked, self._loaded = (create_event_notifier() for _ in range(3))
         self._results: dict[int, Any] = {}
         self._stores: dict[int, L2StoreResult] = {}
-        self._last_id = 0
         #: (model, object group) -> number format.
         self._dtypes: dict[tuple[str, int], str] = {}
         #: Bytes of every object stored from here.
@@ -193,22 +192,13 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _submit(self, call: Callable[[float], Any], failed: Any, results: dict[int, Any], notifier: Any) -> int:
         """Run a task in a thread; whatever happens, it gets a result."""
-        with self._lock:
-            self._last_id += 1
-            number = self._last_id
 
-        def job(until_s: float) -> None:
-            result = failed
-            try:
-                result = call(until_s)
-            finally:
-                with self._lock:
-                    results[number] = result
-                    if not self._closed:
-                        notifier.notify()
+        def deliver(number: int, result: Any) -> None:
+            results[number] = result
+            if not self._closed:
+                notifier.notify()
 
-        self._shelf.run(job)
-        return number
+        return self._shelf.submit(call, failed, deliver)
 
 
 def _text(key: ObjectKey) -> str:

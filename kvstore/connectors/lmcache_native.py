@@ -39,10 +39,9 @@ class KvstoreClient:
                 f" {WHERE}, such as bfloat16, or use the adapter of kvstore.connectors.lmcache_l2, which finds it out."
             )
         self._shelf = Shelf({"url": url, "dtype": dtype, **settings}, where=WHERE, layout=LAYOUT)
-        self._lock = self._shelf.lock()
+        self._lock = self._shelf.lock
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._done: list[Completion] = []
-        self._last_id = 0
 
     def event_fd(self) -> int:
         return self._fd
@@ -90,21 +89,12 @@ class KvstoreClient:
         ]
 
     def _submit(self, call: Callable[[float], list[bool]], *, all_of: bool = False) -> int:
-        with self._lock:
-            self._last_id += 1
-            number = self._last_id
+        def deliver(number: int, per_key: list[bool] | None) -> None:
+            worked = per_key is not None and (not all_of or all(per_key))
+            said = "curvfs failed; its log says why." if per_key is None else self._shelf.last_error
+            reason = "" if worked else said
+            self._done.append((number, worked, reason, per_key))
+            if self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
 
-        def job(until_s: float) -> None:
-            completion: Completion = (number, False, "curvfs failed; its log says why.", None)
-            try:
-                per_key = call(until_s)
-                failed = all_of and not all(per_key)
-                completion = (number, not failed, self._shelf.last_error if failed else "", per_key)
-            finally:
-                with self._lock:
-                    self._done.append(completion)
-                    if self._fd >= 0:
-                        os.eventfd_write(self._fd, 1)
-
-        self._shelf.run(job)
-        return number
+        return self._shelf.submit(call, None, deliver)

@@ -14,7 +14,6 @@ returned nothing writes to the host pool any more, so that SGLang may free the p
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +24,11 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 from curvfs.errors import CurvfsError
 from curvfs.world import World
 from kvstore.connectors.identity import open_for_engine
+from kvstore.connectors.serving import keys_of, log_opened, wait_returned
+from kvstore.connectors.sglang_counts import Speeds
 from kvstore.connectors.sglang_pools import WHERE, Pieces, addresses, pages_of, piece_of, settings_of
-from kvstore.keys import PageKey
 from kvstore.results import Miss
 from kvstore.store import KVStore
-from kvstore.transfer import Transfer
 
 logger = logging.getLogger("sglang.curvfs")
 
@@ -51,8 +50,7 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
         self._world = World.real()
         self._pools: dict[str, Any] = {}
         self._stores: dict[str, KVStore] = {}
-        self._read: list[tuple[int, float]] = []  # pages, GB/s
-        self._written: list[tuple[int, float]] = []
+        self._speeds = Speeds()
 
     # Host pools. Raise ConfigError, EnvironmentError_ and TransportError, which fails the attachment.
 
@@ -73,11 +71,7 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
             self._stores.pop(name).close()
         store = self._stores[name] = open_for_engine(pages, self._settings, where=WHERE, world=self._world)
         self._pools[name] = pool
-        logger.info(
-            "curvfs HiCache: pool %s of model %s, weights %s, %d bytes a page of layout %s, %s (%s).",
-            *(name, pages.model, self._settings.get("revision") or pages.revision, pages.size_bytes, pool.layout),
-            *(store.stats().backend, store.stats().direct_reason),
-        )
+        log_opened(logger, f"HiCache, pool {name}, {pool.layout}", "page", pages, store)
 
     # Transfers.
 
@@ -85,19 +79,19 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
         """For each page whether it was moved."""
         try:
             store = self._stores[name]
-            page_keys = _page_keys(store, keys)
+            page_keys = keys_of(store, keys)
             begin_s = self._world.clock.monotonic_s()
             transfer = store.put(page_keys, pieces) if put else store.get(page_keys, pieces, loan=self._loan)
             results = transfer.result()
-            _wait_returned(transfer)
+            wait_returned(transfer, logger)
         except (CurvfsError, KeyError) as error:
             logger.warning("curvfs HiCache: pages of pool %s were not moved: %s", name, error)
             return [False] * len(keys)
         moved = [bool(result) for result in results]
-        took_s = max(self._world.clock.monotonic_s() - begin_s, 1e-9)
+        took_s = self._world.clock.monotonic_s() - begin_s
         if any(moved):
             size_bytes = sum(int(result) for result in results if not isinstance(result, Miss))
-            (self._written if put else self._read).append((sum(moved), size_bytes / took_s / 1e9))
+            self._speeds.add(sum(moved), size_bytes, took_s, put=put)
         return moved
 
     def batch_get(
@@ -163,7 +157,7 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         try:
             store = self._stores[_MAIN]
-            return store.lookup(_page_keys(store, keys)).pages
+            return store.lookup(keys_of(store, keys)).pages
         except (CurvfsError, KeyError) as error:
             logger.warning("curvfs HiCache: the pool was not asked for %d pages: %s", len(keys), error)
             return 0
@@ -188,7 +182,7 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def _there(self, name: str, keys: Sequence[str]) -> list[bool]:
         try:
-            return self._stores[name].exists(_page_keys(self._stores[name], keys))
+            return self._stores[name].exists(keys_of(self._stores[name], keys))
         except (CurvfsError, KeyError):
             return [False] * len(keys)
 
@@ -206,26 +200,8 @@ class KvstoreHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def get_stats(self) -> Any:
         """SGLang's record of what was moved since the last call."""
-        stats: Any = importlib.import_module("sglang.srt.observability.metrics_collector").StorageMetrics()
-        for moved, pages, speeds in (
-            (self._read, stats.prefetch_pgs, stats.prefetch_bandwidth),
-            (self._written, stats.backup_pgs, stats.backup_bandwidth),
-        ):
-            for _ in range(len(moved)):
-                count, speed = moved.pop(0)
-                pages.append(count)
-                speeds.append(speed)
-        return stats
+        return self._speeds.taken()
 
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
-
-
-def _page_keys(store: KVStore, keys: Sequence[str]) -> list[PageKey]:
-    return [store.foreign_key(key.encode()) for key in keys]
-
-
-def _wait_returned(transfer: Transfer) -> None:
-    while not transfer.wait_returned(10.0):
-        logger.warning("curvfs HiCache: the storage still writes to the host pool; waiting for it.")

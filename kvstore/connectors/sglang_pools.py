@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from curvfs.world import Disk
-from kvstore.connectors.identity import EnginePages, model_name, weights_revision
+from kvstore.connectors.identity import EnginePages, name_and_revision
 from kvstore.geometry import Shard
 
 WHERE = "--hicache-storage-backend-extra-config"
@@ -51,7 +51,8 @@ def pages_of(name: str, pool: Any, config: Any, settings: Mapping[str, Any], dis
     Raises ConfigError where the weights cannot be told.
     """
     facts, size_bytes = server_facts(), page_bytes(pool)
-    model = facts.model or config.model_name or ""
+    given = facts.model or config.model_name or ""
+    model, revision = name_and_revision(given, settings, where=WHERE, disk=disk, branch=facts.revision)
     layout = {
         "pool": name,
         "kind": type(pool).__name__,
@@ -67,8 +68,8 @@ def pages_of(name: str, pool: Any, config: Any, settings: Mapping[str, Any], dis
     replicated = config.is_mla_model and name != "mamba" and not hasattr(pool, "head_num")
     tp_rank, tp_size = (0, 1) if replicated else (config.tp_rank, config.tp_size)
     return EnginePages(
-        model=model_name(model),
-        revision=weights_revision(model, settings, where=WHERE, disk=disk, branch=facts.revision),
+        model=model,
+        revision=revision,
         size_bytes=size_bytes,
         page_tokens=page_tokens(pool),
         dtype=str(getattr(pool, "dtype", "bytes")).removeprefix("torch."),

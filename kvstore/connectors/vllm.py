@@ -16,19 +16,15 @@ are handed to the store and collected from its queue. Only ``drain_jobs`` waits,
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
     Medium,
-    OffloadingCounterMetadata,
     OffloadingEvent,
-    OffloadingGaugeMetadata,
     OffloadingMetricMetadata,
     RequestOffloadingContext,
 )
@@ -39,20 +35,14 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from curvfs.errors import CurvfsError
 from curvfs.world import World
 from kvstore.connectors.identity import open_for_engine
+from kvstore.connectors.serving import keys_of, log_opened, wait_returned
+from kvstore.connectors.vllm_counts import Counts, definitions
 from kvstore.connectors.vllm_identity import WHERE, facts_of, pages_of
 from kvstore.results import Miss, Result
 from kvstore.store import KVStore
 from kvstore.transfer import Transfer
 
 logger = logging.getLogger("vllm.curvfs")
-
-_MISSES = "vllm:kv_offload_curvfs_load_misses"
-_FAILURES = "vllm:kv_offload_curvfs_store_failures"
-_EXISTING = "vllm:kv_offload_curvfs_stores_existing"
-_UNDER_WAY = "vllm:kv_offload_curvfs_chunks_under_way"
-
-#: A counter and its label values.
-_Count = tuple[str, tuple[str, ...]]
 
 #: After these a chunk that the pool was said to hold is not to be had from it any more.
 _GONE = frozenset({Miss.ABSENT, Miss.DAMAGED, Miss.FOREIGN, Miss.COLLISION, Miss.MISMATCH, Miss.NEWER})
@@ -66,7 +56,7 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]
         super().__init__(tier_type=tier_type)
 
     def batch_lookup(self, keys: list[bytes], req_context: Any) -> Iterable[bool]:
-        return self._store.exists([self._store.foreign_key(bytes(key)) for key in keys])
+        return self._store.exists(keys_of(self._store, keys))
 
 
 class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
@@ -107,17 +97,12 @@ class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._jobs: dict[Transfer, TransferJob] = {}
         self._refused: list[JobResult] = []
         self._lent: list[Transfer] = []
-        self._counted: Counter[_Count] = Counter()
+        self._counts = Counts(tier_type)
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
         self._lookups = _Lookups(self._store, tier_type)
-        stats = self._store.stats()
-        logger.info(
-            "curvfs tier: model %s, weights %s, %d bytes a chunk, %s (%s).",
-            *(settings.get("model") or pages.model, settings.get("revision") or pages.revision, pages.size_bytes),
-            *(stats.backend, stats.direct_reason),
-        )
+        log_opened(logger, "tier", "chunk", pages, self._store)
 
     # What the scheduler asks.
 
@@ -145,7 +130,7 @@ class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._submit(job_metadata)
 
     def _submit(self, job: TransferJob) -> None:
-        keys = [self._store.foreign_key(bytes(key)) for key in job.keys]
+        keys = keys_of(self._store, job.keys)
         size_bytes = self.block_size_bytes
         segments = [(self._base + int(chunk) * size_bytes, size_bytes) for chunk in job.chunk_ids]
         try:
@@ -188,8 +173,7 @@ class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
     def drain_jobs(self) -> None:
         for transfer in list(self._jobs):
             transfer.result()
-            while not transfer.wait_returned(10.0):
-                logger.warning("The storage still writes to the primary tier's memory; waiting for it.")
+            wait_returned(transfer, logger)
 
     # What is told.
 
@@ -204,27 +188,10 @@ class KvstoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
-        return {
-            _MISSES: OffloadingCounterMetadata("Chunks that the pool did not deliver, by cause.", ("tier", "cause")),
-            _FAILURES: OffloadingCounterMetadata("Chunks that were not stored, by cause.", ("tier", "cause")),
-            _EXISTING: OffloadingCounterMetadata("Chunks offered that the pool had already.", ("tier",)),
-            _UNDER_WAY: OffloadingGaugeMetadata("Chunks on their way to or from the pool.", ("tier",)),
-        }
+        return definitions()
 
-    def get_stats(self) -> OffloadingConnectorStats | None:
-        now = self._store.stats()
-        counts: Counter[_Count] = Counter({(_EXISTING, (self.tier_type,)): now.puts_existing})
-        for name, causes in ((_MISSES, now.get_misses), (_FAILURES, now.put_failures)):
-            counts.update({(name, (self.tier_type, cause)): number for cause, number in causes.items()})
-        new = counts - self._counted
-        self._counted = counts
-        if not new and not now.in_flight:
-            return None
-        stats = OffloadingConnectorStats()
-        for (name, labels), number in new.items():
-            stats.increase_counter(name, number, labels)
-        stats.set_gauge(_UNDER_WAY, now.in_flight, (self.tier_type,))
-        return stats
+    def get_stats(self) -> Any:
+        return self._counts.new(self._store.stats())
 
     def shutdown(self) -> None:
         self._lookups.shutdown()

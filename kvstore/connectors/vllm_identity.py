@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from curvfs.world import Disk
-from kvstore.connectors.identity import EnginePages, model_name, weights_revision
+from kvstore.connectors.identity import EnginePages, name_and_revision
 
 logger = logging.getLogger("vllm.curvfs")
 
@@ -79,10 +79,11 @@ def pages_of(
         "cache": getattr(config, "kv_cache_layout", None),
         "bytes": size_bytes,
     }
-    model, branch = config.model.name, None if facts is None else facts.revision
+    branch = None if facts is None else facts.revision
+    model, revision = name_and_revision(config.model.name, settings, where=WHERE, disk=disk, branch=branch)
     return EnginePages(
-        model=model_name(model),
-        revision=weights_revision(model, settings, where=WHERE, disk=disk, branch=branch),
+        model=model,
+        revision=revision,
         size_bytes=size_bytes,
         page_tokens=max(group.tokens_per_block for group in config.groups) * cache.blocks_per_chunk,
         dtype=config.model.dtype,
