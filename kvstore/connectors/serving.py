@@ -29,5 +29,6 @@ def log_opened(logger: logging.Logger, what: str, unit: str, pages: EnginePages,
     stats = store.stats()
     logger.info(
         "curvfs %s: model %s, weights %s, %d bytes a %s, %s (%s).",
-        *(what, pages.model, pages.revision, pages.size_bytes, unit, stats.backend, stats.direct_reason),
+        *(what, pages.model, pages.revision, pages.size_bytes, unit),
+        *(stats.backend, stats.direct_reason or "direct I/O"),
     )

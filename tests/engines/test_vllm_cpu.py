@@ -27,7 +27,8 @@ def offloading(tier: dict[str, Any], connector: str = "CurvfsConnector") -> dict
     """What one would write after --kv-transfer-config; but for the spec, which is vLLM's for a GPU."""
     spec = {"spec_name": "HostTieringSpec", "spec_module_path": "hostspec", "cpu_bytes_to_use": 64 << 20}
     extra = {**spec, "secondary_tiers": [tier]}
-    return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    role = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    return {"kv_connector": connector, **role, "kv_connector_extra_config": extra}
 
 
 def blocks_of(directory: Path) -> dict[Path, int]:
@@ -98,6 +99,23 @@ def test_what_an_engine_was_told_to_override_divides(model: Path, tmp_path: Path
         with Engine(model, offloading(tier, "OffloadingConnector"), log=tmp_path / "two.log") as two:
             assert two.generate(prompt(0)) == [{**output, "cached": 0}]
         assert "overrides of the model's configuration are not visible" in (tmp_path / "two.log").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_hashes_that_no_other_process_has_are_warned_of(
+    model: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    transfer = offloading({"type": "curvfs", "url": f"{server.url}/hashes"})
+    for hashes, seed, warned in (("xxhash", "", True), ("xxhash", "7", False), ("sha256_cbor", "", False)):
+        if seed:
+            monkeypatch.setenv("PYTHONHASHSEED", seed)
+        log = tmp_path / f"{hashes}-{seed}.log"
+        with Engine(model, transfer, log=log, hashes=hashes):
+            pass
+        assert ("every process names its blocks differently" in log.read_text()) == warned
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
 
 @pytest.mark.full

@@ -1,8 +1,8 @@
 """The whole vLLM engine on a CPU as a process that is told what to do, line by line, and the other end of that.
 
-``python wholeengine.py MODEL TRANSFER.json`` reads commands as JSON from its standard input and answers on its standard
-output: ``{"generate": [prompt, ...]}`` with tokens and cached tokens of each; ``{"stream": [prompt, ...], "pause": N}``
-stops after N steps until a line comes.
+``python wholeengine.py MODEL TRANSFER HASHES`` reads commands as JSON from its standard input and answers on its
+standard output: ``{"generate": [prompt, ...]}`` with tokens and cached tokens of each; ``{"stream": [prompt, ...],
+"pause": N}`` stops after N steps until a line comes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NEW_TOKENS = 8
 class Engine:
     """The other end: one engine process."""
 
-    def __init__(self, model: Path, transfer: dict[str, Any], *, log: Path) -> None:
+    def __init__(self, model: Path, transfer: dict[str, Any], *, log: Path, hashes: str = "sha256_cbor") -> None:
         folder = Path(__file__).parent
         quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
         environment = {**os.environ, **quiet, "PYTHONPATH": str(folder), "LMCACHE_TRACK_USAGE": "false"}
         self._log = log.open("w", buffering=1)
         self._process = subprocess.Popen(
-            [sys.executable, folder / "wholeengine.py", model, json.dumps(transfer)],
+            [sys.executable, folder / "wholeengine.py", model, json.dumps(transfer), hashes],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -98,7 +98,7 @@ def make_model(path: Path) -> Path:
     return path
 
 
-def main(model: str, transfer: dict[str, Any]) -> None:
+def main(model: str, transfer: dict[str, Any], hashes: str) -> None:
     import builtins
 
     from vllm import LLM, SamplingParams
@@ -115,6 +115,7 @@ def main(model: str, transfer: dict[str, Any]) -> None:
         enforce_eager=True,
         max_num_seqs=4,
         seed=0,
+        prefix_caching_hash_algo=hashes,
         kv_transfer_config=KVTransferConfig(**transfer),
     )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, detokenize=False)
@@ -150,4 +151,4 @@ def main(model: str, transfer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])
