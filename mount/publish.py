@@ -40,6 +40,8 @@ log = logging.getLogger("curvfs.mount")
 RELEASE_WAIT_S = 1.0
 #: How long a file made by a truncating open waits for the thread that opens it.
 RESERVATION_S = 1.0
+#: How often what could not be deleted is tried again.
+DELETE_AGAIN_S = 5.0
 
 
 class KernelCache(Protocol):
@@ -121,6 +123,9 @@ class Publisher:
         #: Names that a link left behind on this mount: the file is published elsewhere.
         self.aliases: dict[Place, Node] = {}
         self.counters: Counter[str] = Counter()
+        #: Files of ours in staging that should be gone, but the store did not answer; and when to try again.
+        self._left: list[str] = []
+        self._again_s = 0.0
 
     # ---------------------------------------------------------------------------------------------------- staging
 
@@ -389,6 +394,10 @@ class Publisher:
         for stock in self._stocks.values():
             await stock.tidy()
         now_s = self._world.clock.monotonic_s()
+        if self._left and now_s >= self._again_s:
+            number = len(self._left)
+            while number and self._left and await self._delete(self._left.pop(0)):
+                number -= 1
         for private in self.privates.all():
             if private.node.private is not private:
                 continue
@@ -422,16 +431,26 @@ class Publisher:
         self._table.drop_unused(node)
 
     async def delete_away(self, node: Node) -> None:
-        """Delete a file without a name, now that nobody has it open. Never raises a CurvfsError: a sweep finds it."""
+        """Delete a file without a name, now that nobody has it open. Never raises a CurvfsError."""
         path = self._table.path(node)
         node.away = None
         await self.close_files(node)
+        await self._delete(path)
+
+    async def _delete(self, path: str) -> bool:
+        """Delete a file in staging; when that fails, later. Never raises a CurvfsError."""
         try:
             await self._fs.delete(path)
         except NotFound:
             pass
-        except CurvfsError as error:
-            log.warning("%s could not be deleted and waits for a sweep: %s", path, error)
+        except BaseException as error:
+            self._left.append(path)
+            self._again_s = self._world.clock.monotonic_s() + DELETE_AGAIN_S
+            if not isinstance(error, CurvfsError):
+                raise
+            log.warning("%s could not be deleted yet: %s", path, error)
+            return False
+        return True
 
     async def close_files(self, node: Node) -> None:
         """Let go of a node's reader and of its writer, whatever that has not published."""
@@ -475,10 +494,7 @@ class Publisher:
 
     async def drop_link(self, kept: tuple[Scratch, str]) -> None:
         """The name did not go after all: the second one is not needed. Never raises a CurvfsError."""
-        try:
-            await self._fs.delete(f"{kept[0].path}/{kept[1]}")
-        except CurvfsError as error:
-            log.warning("A second name in staging waits for a sweep: %s", error)
+        await self._delete(f"{kept[0].path}/{kept[1]}")
 
     def forget_alias(self, place: Place) -> Node | None:
         node = self.aliases.pop(place, None)

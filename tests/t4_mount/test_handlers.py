@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from curvfs.api import CurvineFileSystem, open_filesystem
-from curvfs.errors import CurvfsError
+from curvfs.errors import ConnectFailed, CurvfsError
 from curvfs.server.service import run_server
 from curvfs.world import World
 from mount.inodes import ROOT_ID
@@ -274,3 +274,26 @@ async def test_a_file_opened_anew_while_others_let_go_of_it(kernel: Kernel, monk
     reader = await ops.readers.fresh(node)
     assert reader is not old
     assert bytes(await reader.read(0, 100)) == b"x" * 100
+
+
+async def test_what_could_not_be_deleted_is_deleted_later(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was removed while it was open lies in staging; the store is away when it is closed."""
+    monkeypatch.setattr("mount.publish.DELETE_AGAIN_S", 0.0)
+    ops, ctx = kernel.operations, _context()
+    info, _ = await ops.create(ROOT_ID, b"file", 0o644, os.O_RDWR, ctx)
+    await ops.write(info.fh, 0, b"x" * 100)
+    await ops.flush(info.fh)
+    await ops.unlink(ROOT_ID, b"file", ctx)
+    staging = ops.publisher.scratch(ops.table.root).path
+    assert len(await kernel.fs.list(staging)) == 2  # and the file that says that somebody lives
+
+    async def fail() -> None:
+        raise ConnectFailed("gone")
+
+    kernel.fs.instead = fail
+    await ops.release(info.fh)
+    await ops.publisher.tick()
+    kernel.fs.instead = None
+    assert len(await kernel.fs.list(staging)) == 2
+    await ops.publisher.tick()
+    assert len(await kernel.fs.list(staging)) == 1
