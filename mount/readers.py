@@ -29,18 +29,30 @@ _RACY_MS = 2000
 #: for so long, because a file that is removed elsewhere takes its space meanwhile.
 _KEPT_DESCRIPTORS = 512
 KEPT_S = 30.0
+#: Buffers that are kept for requests that have to wait.
+_SPARE_BUFFERS = 8
 #: An ordinary file is kept open only when it is that small.
 _KEPT_ORDINARY_BYTES = MIB
 
 
 class Slab:
-    """The buffer that inline reads are answered from. What it holds is valid until the next inline read."""
+    """The buffers that reads are answered from. What :attr:`view` holds is valid until the next inline read."""
 
     def __init__(self, disk: Disk, size_bytes: int = MAX_REQUEST_BYTES) -> None:
         self.disk = disk
         self.view = memoryview(mmap.mmap(-1, size_bytes))
+        self._free: list[memoryview] = []
         #: Devices whose file system does not know RWF_NOWAIT.
         self.without_nowait: set[int] = set()
+
+    def take(self) -> memoryview:
+        """A buffer for one request that has to wait; the memory of a new one costs more than reading into it."""
+        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, MAX_REQUEST_BYTES))
+
+    def give(self, buffer: memoryview) -> None:
+        """What was in it has been sent, or is sent before anybody else has a turn."""
+        if len(self._free) < _SPARE_BUFFERS:
+            self._free.append(buffer)
 
 
 class NodeReader:
@@ -104,17 +116,21 @@ class NodeReader:
         return view if count == size_bytes else None
 
     async def read(self, offset_bytes: int, size_bytes: int) -> bytes | memoryview:
-        """The bytes, wherever they are; less than asked only at the end of the file."""
+        """The bytes, wherever they are; less than asked only at the end of the file. Valid until somebody else has a
+        turn."""
         size_bytes = min(size_bytes, self.length_bytes - offset_bytes)
         if size_bytes <= 0:
             return b""
-        buffer = bytearray(size_bytes)
+        whole = self._slab.take() if size_bytes <= MAX_REQUEST_BYTES else memoryview(bytearray(size_bytes))
+        buffer = whole[:size_bytes]
         self._users += 1
         try:
-            await self._fill(memoryview(buffer), offset_bytes)
+            await self._fill(buffer, offset_bytes)
         finally:
             await self._let_go()
-        return memoryview(buffer)
+        # Not when that failed: a thread that was given up may still write to it.
+        self._slab.give(whole)
+        return buffer
 
     async def _fill(self, buffer: memoryview, offset_bytes: int) -> None:
         """Read all of a range within the file: local blocks through the descriptors that were opened with it, so that
@@ -127,13 +143,14 @@ class NodeReader:
             if extent is not None and position < extent.file_offset_bytes + extent.length_bytes:
                 within = position - extent.file_offset_bytes
                 piece = buffer[done : done + extent.length_bytes - within]
-                # What the block file does not hold are zeros, and so is the buffer.
                 try:
-                    await self._threads.run(
+                    count = await self._threads.run(
                         self._slab.disk.pread_full, extent.fd, piece, within, abandon_on_cancel=True
                     )
                 except OSError as error:
                     raise from_os_error(error, doing="Reading the local file of a block") from error
+                if count < len(piece):  # what the block file does not hold are zeros
+                    piece[count:] = bytes(len(piece) - count)
             else:
                 after = self._starts[index + 1] if index + 1 < len(self._starts) else self.length_bytes
                 piece = buffer[done : done + after - position]

@@ -95,6 +95,10 @@ class MasterEndpoint:
         """The least busy connection. Raises ConnectFailed, or DeadlineExceeded after ``connect_timeout_s``."""
         while True:
             stale_s = self._world.clock.monotonic_s() - _MAX_IDLE_S
+            if len(self._connections) == 1:
+                only = self._connections[0]
+                if only.outstanding < _BUSY and not only.closed and only.last_used_s >= stale_s:
+                    return only
             for connection in self._connections:
                 if connection.last_used_s < stale_s and not connection.outstanding:
                     connection.fail(ConnectionLost(f"The idle connection to {self.address} was closed."))
@@ -326,7 +330,7 @@ class MasterCluster:
         connection: MasterConnection | None = None
         pending: PendingCall | None = None
         progress.attempts += 1
-        with trio.move_on_after(timeout_s):
+        with trio.CancelScope(deadline=trio.current_time() + timeout_s):
             connection = await endpoint.acquire()
             pending = await connection.post(code, header, req_id)
             try:

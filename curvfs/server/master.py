@@ -8,6 +8,7 @@ Specification sections 1.4, 2.1, 4.2 and 11.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -136,16 +137,12 @@ class Master:
         session = ServerSession()
         decoder = FrameDecoder(max_header_bytes=MAX_REQUEST_HEADER_BYTES)
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        idle_since_s = self._world.clock.monotonic_s()
-        while True:
-            left_s = IDLE_TIMEOUT_S - (self._world.clock.monotonic_s() - idle_since_s)
-            with trio.move_on_after(max(0.0, left_s)) as scope:
-                count = await stream.recv_into(buffer)
-            if scope.cancelled_caught or count == 0:
-                return
-            decoder.feed(buffer[:count])
-            if await self._drain(stream, session, decoder):
-                idle_since_s = self._world.clock.monotonic_s()
+        with trio.move_on_after(IDLE_TIMEOUT_S) as idle:
+            while count := await stream.recv_into(buffer):
+                idle_until_s, idle.deadline = idle.deadline, math.inf
+                decoder.feed(buffer[:count])
+                answered = await self._drain(stream, session, decoder)
+                idle.deadline = trio.current_time() + IDLE_TIMEOUT_S if answered else idle_until_s
 
     async def _drain(self, stream: Stream, session: ServerSession, decoder: FrameDecoder) -> bool:
         """Answer every whole request that has come; False when there was none (heartbeats are none)."""
@@ -337,24 +334,38 @@ class Master:
     def _create_files_batch(self, message: Any, req_id: int) -> Message:
         statuses = []
         now_ms = self._world.clock.time_ms()
-        for index, request in enumerate(message.requests):
-            # Elements before a failing one stay created; a repeated batch passes over them.
-            key = (req_id + index, int(RpcCode.CREATE_FILE), request.SerializeToString(deterministic=True), now_ms)
-            if self._done.knows(*key):
-                inode = self.namespace.get(request.path)
-            else:
-                inode = self.namespace.create(request.path, convert.create_options_of(request.opts), request.flags)
-                self._done.remember(*key)
-            statuses.append(self._replies.status(request.path, inode))
+        made = []
+        failure: Exception | None = None
+        with self.namespace.store.together():
+            for index, request in enumerate(message.requests):
+                # Elements before a failing one stay created; a repeated batch passes over them.
+                key = (req_id + index, int(RpcCode.CREATE_FILE), request.SerializeToString(deterministic=True), now_ms)
+                try:
+                    if self._done.knows(*key):
+                        inode = self.namespace.get(request.path)
+                    else:
+                        options = convert.create_options_of(request.opts)
+                        inode = self.namespace.create(request.path, options, request.flags)
+                        made.append(key)
+                except Exception as error:
+                    failure = error
+                    break
+                statuses.append(self._replies.status(request.path, inode))
+        for key in made:
+            self._done.remember(*key)
+        if failure is not None:
+            raise failure
         return pb.CreateFilesBatchResponse(file_statuses=statuses)
 
     def _add_blocks_batch(self, message: Any, req_id: int) -> Message:
-        blocks: list[Any] = [self._add_block(request, req_id) for request in message.requests]
+        with self.namespace.store.together():
+            blocks: list[Any] = [self._add_block(request, req_id) for request in message.requests]
         return pb.AddBlocksBatchResponse(blocks=blocks)
 
     def _complete_files_batch(self, message: Any, req_id: int) -> Message:
-        for request in message.requests:
-            self._complete_file(request, req_id)
+        with self.namespace.store.together():
+            for request in message.requests:
+                self._complete_file(request, req_id)
         return pb.CompleteFilesBatchResponse(results=[True] * len(message.requests))
 
     def _free(self, message: Any, _: int) -> Message:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import abc
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from curvfs.server.records import BLOCK_BITS, ROOT_ID, Block, Change, FileLock, Inode, Totals, root_inode
@@ -73,6 +74,12 @@ class MetaStore(abc.ABC):
     @abc.abstractmethod
     def apply(self, change: Change) -> None:
         """Make a change, atomically: after an error, or a crash, all of it happened or none. Raises CurvfsError."""
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Changes applied inside may be kept with one write: all are when this ends, those before a failure too. Raises
+        what keeping them raises: then none was made."""
+        yield
 
     @property
     def pending_records(self) -> int:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -150,6 +150,9 @@ class SqliteMetaStore(MetaStore):
         self._entries: _Cache[tuple[int, str], int] = _Cache(_CACHED_RECORDS)
         self._file_blocks: _Cache[int, tuple[Block, ...]] = _Cache(_CACHED_RECORDS)
         self._location_sets: _Cache[str, tuple[Location, ...]] = _Cache(1_024)
+        self._is_together = False
+        #: What the changes that were to be kept together were undone for.
+        self._undone: CurvfsError | None = None
         try:
             self._db = self._connect()
             self._checkpointer = self._connect()
@@ -184,8 +187,10 @@ class SqliteMetaStore(MetaStore):
                 "use the version of curvfs that wrote it."
             )
         self._db.execute(_POLICY_INDEX)
-        row = self._db.execute("SELECT next_inode, directories, files, blocks FROM totals").fetchone()
-        return Totals(*row)
+        return self._read_totals()
+
+    def _read_totals(self) -> Totals:
+        return Totals(*self._db.execute("SELECT next_inode, directories, files, blocks FROM totals").fetchone())
 
     @property
     def totals(self) -> Totals:
@@ -288,15 +293,61 @@ class SqliteMetaStore(MetaStore):
 
     def _commit(self, change: Change) -> None:
         try:
+            if self._is_together:
+                self._join(change)
+                return
             self._db.execute("BEGIN IMMEDIATE")
             self._write(change)
             self._db.execute("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
-            if self._db.in_transaction:
+            if self._db.in_transaction and not self._is_together:
                 self._db.execute("ROLLBACK")
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise refusal(OUT_OF_SPACE, "No space left for the metadata") from error
-            raise CurvfsError(f"The metadata store refused a change: {error}.") from error
+            raise _refused(error) from error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._is_together, self._undone = True, None
+        try:
+            yield
+        finally:
+            self._is_together = False
+            if self._undone is not None:
+                raise self._undone
+            if self._db.in_transaction:
+                try:
+                    self._db.execute("COMMIT")
+                except sqlite3.Error as error:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    self._forget()
+                    raise _refused(error) from error
+
+    def _join(self, change: Change) -> None:
+        """Write a change into the transaction of those that are kept together; one that fails leaves the others."""
+        db = self._db
+        if not db.in_transaction:
+            db.execute("BEGIN IMMEDIATE")
+        db.execute("SAVEPOINT one")
+        try:
+            self._write(change)
+        except (sqlite3.Error, OverflowError) as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK TO one")
+                db.execute("RELEASE one")
+            else:  # SQLite has undone them all
+                self._forget()
+                self._undone = _refused(error)
+            raise
+        db.execute("RELEASE one")
+
+    def _forget(self) -> None:
+        """Changes that the caches know were undone: go by the database."""
+        self._inodes, self._entries, self._file_blocks = (
+            _Cache(_CACHED_RECORDS),
+            _Cache(_CACHED_RECORDS),
+            _Cache(_CACHED_RECORDS),
+        )
+        self._totals = self._read_totals()
 
     def _write(self, change: Change) -> None:
         db = self._db
@@ -423,3 +474,10 @@ class SqliteMetaStore(MetaStore):
             locations = known
         chosen = tuple(json.loads(planned)) if planned else ()
         return Block(block_id, length, alloc, chosen, locations, stored_bytes)
+
+
+def _refused(error: Exception) -> CurvfsError:
+    """What a change ends with that the database did not take."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return refusal(OUT_OF_SPACE, "No space left for the metadata")
+    return CurvfsError(f"The metadata store refused a change: {error}.")

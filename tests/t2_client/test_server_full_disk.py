@@ -12,8 +12,11 @@ import trio
 
 from curvfs.api import open_filesystem
 from curvfs.errors import OutOfSpace
+from curvfs.server.namespace import Namespace, NodeOptions
+from curvfs.server.records import ROOT_ID
 from curvfs.server.reserve import Reserve
 from curvfs.server.service import Server, run_server
+from curvfs.server.sqlitestore import SqliteMetaStore
 
 
 @pytest.fixture
@@ -72,3 +75,35 @@ def test_the_reserve_is_taken_where_there_is_plenty(tmp_path: Path, small: Path)
     fill(small / "others")
     reserve.keep()
     assert not (small / "meta.db-reserve").exists()
+
+
+def test_changes_that_are_kept_together_are_kept_or_gone_together(small: Path) -> None:
+    """What does not fit is undone, and the store knows it; what was made before, and after there is room, stays."""
+    store = SqliteMetaStore(str(small / "meta.db"))
+    try:
+        tree = Namespace(store, lambda: 1)
+        with store.together():
+            for number in range(50):
+                tree.mkdir(f"/before-{number}", NodeOptions())
+        fill(small / "others")
+        names = 0
+        with pytest.raises(OutOfSpace):
+            for _ in range(100):  # the log of the metadata may still have some room
+                with store.together():
+                    for _ in range(200):
+                        tree.mkdir(f"/{names}-{'n' * 200}", NodeOptions())
+                        names += 1
+        assert tree.find("/before-49") is not None
+        kept = [number for number in range(names) if tree.find(f"/{number}-{'n' * 200}") is not None]
+        assert store.totals.directories == 50 + len(kept) and kept == list(range(len(kept)))
+        (small / "others").unlink()
+        assert tree.mkdir("/after", NodeOptions()).id > max(tree.get(f"/before-{number}").id for number in range(50))
+        directories = store.totals.directories
+    finally:
+        store.close()
+    again = SqliteMetaStore(str(small / "meta.db"))
+    try:
+        assert again.totals.directories == directories
+        assert len(again.children(ROOT_ID)) == directories
+    finally:
+        again.close()
