@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self
 
 import trio
@@ -74,8 +74,8 @@ class ReadExtents:
 
     def __del__(self) -> None:
         if getattr(self, "_descriptors", None):
-            warnings.warn(f"{self.status.path} was not closed: {self!r}", ResourceWarning, 2, source=self)
-            self.close_descriptors()
+            with suppress(OSError):
+                self.close_descriptors()
 
     @property
     def closed(self) -> bool:
@@ -295,8 +295,8 @@ class WriteExtent:
 
     def __del__(self) -> None:
         if getattr(self, "_local", None) is not None:
-            warnings.warn(f"{self.path} was not committed or aborted: {self!r}", ResourceWarning, 2, source=self)
-            self.close_descriptor()
+            with suppress(OSError):
+                self.close_descriptor()
 
     def close_descriptor(self) -> None:
         """The part of :meth:`abort` that needs no trio thread; idempotent."""
