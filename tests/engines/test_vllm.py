@@ -4,11 +4,8 @@ mount."""
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 import pytest
 from places import ROOT, SOURCES, Server, served
+from suites import ran
 from tiering import CHUNK_BYTES, Tiering, keys_of, offloading_config
 from vllm.plugins import load_general_plugins
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -267,10 +265,7 @@ DAMAGING = dict.fromkeys(
 def own_tests(
     copy: Path, *names: str, tmp: Path, timeout_s: float, without: dict[str, str], tell: Callable[[str], None]
 ) -> dict[str, int]:
-    """Run some of vLLM's tests with our tier registered; how many passed, failed and so on.
-
-    Some of them wait a fixed time, which a busy machine may not keep: what failed is asked once more, alone.
-    """
+    """Run some of vLLM's tests with our tier registered; how many passed, failed and so on."""
     for name, why in without.items():
         tell(f"{name} is left out: it {why}")
     for name in ("__init__.py", "utils.py", "v1/__init__.py"):
@@ -280,27 +275,9 @@ def own_tests(
     (copy / "pytest.ini").write_text("[pytest]\n")
     paths = [f"tests/v1/kv_offload/{name}" for name in names]
     choose = " and ".join(f"not {name}" for name in without)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "registered", "--timeout", "150", "-k", choose, *paths]
-    environment = {**os.environ, "TMPDIR": str(tmp), "PYTHONPATH": f"{ROOT / 'tests' / 'engines'}"}
-    counts: dict[str, int] = {}
-    for again in ([], ["--last-failed", "--last-failed-no-failures", "none"]):
-        ended = subprocess.run(
-            [*command, *again],
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        last = ended.stdout.strip().splitlines()[-1]
-        told = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)}
-        counts = counts or told
-        if told.get("failed", 0) == 0:
-            return counts
-        failed = re.findall(r"^FAILED (\S+)", ended.stdout, re.MULTILINE)
-        tell(f"asked once more, alone, because it failed: {', '.join(failed)}")
-    raise AssertionError(ended.stdout[-4000:])
+    options = ["-p", "registered", "--timeout", "150", "-k", choose, *paths]
+    environment = {"TMPDIR": str(tmp), "PYTHONPATH": str(ROOT / "tests" / "engines")}
+    return ran(options, where=copy, environment=environment, timeout_s=timeout_s, tell=tell)
 
 
 @pytest.mark.full

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from places import SOURCES
+from suites import ran
 
 TESTS = SOURCES / "lmcache-0.5.6" / "tests"
 FILES = (
@@ -22,21 +20,14 @@ FILES = (
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("place", ["kv", "plain"])
-def test_lmcaches_tests_of_files(place: str, mount: Path, tmp_path: Path) -> None:
+def test_lmcaches_tests_of_files(place: str, mount: Path, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """All 93 pass, inside the KV prefix as well as outside."""
     temporary = mount / place / "lmcache-tests"
     temporary.mkdir(parents=True)
     (tmp_path / "tests").symlink_to(TESTS)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{file}" for file in FILES)],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(temporary), "LMCACHE_TRACK_USAGE": "false", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
-    assert re.search(r"^93 passed", run.stdout, re.MULTILINE), run.stdout[-1000:]
+    environment = {"TMPDIR": str(temporary), "LMCACHE_TRACK_USAGE": "false"}
+    files = [f"tests/{file}" for file in FILES]
+    counts = ran(files, where=tmp_path, environment=environment, timeout_s=580, tell=tell)
+    assert counts["passed"] + counts.get("failed", 0) == 93
