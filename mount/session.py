@@ -491,8 +491,9 @@ async def _pulse() -> AsyncIterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def unmount_command(path: str, *, lazy: bool, disk: Disk) -> None:
-    """``curvfs umount``: raises UsageError when no curvfs is mounted there, and says who keeps it busy."""
+def unmount_command(path: str, *, lazy: bool, disk: Disk) -> str:
+    """``curvfs umount``: where it was mounted. Raises UsageError when no curvfs is mounted there, and says who keeps it
+    busy."""
     place = kernel.resolve(disk, path)
     entry = kernel.mount_at(disk, place)
     if entry is None or not entry.is_ours:
@@ -508,3 +509,4 @@ def unmount_command(path: str, *, lazy: bool, disk: Disk) -> None:
             f"{place} is in use{who}; end that, or take it away at once with curvfs umount --lazy {place}.",
             errno_=error.errno_,
         ) from error
+    return place

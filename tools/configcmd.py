@@ -10,6 +10,7 @@ import typer
 
 from curvfs.config import ClientConfig, Settings, gather_settings
 from curvfs.errors import UsageError
+from tools.jsonoption import Json
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,7 @@ def config(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a setting; may be given again.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the settings that a client would have, and where each came from."""
     settings = gather_settings(url, file=conf, **overrides_from(setting))

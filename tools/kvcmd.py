@@ -11,6 +11,7 @@ import typer
 from curvfs.errors import UsageError
 from curvfs.units import format_size, parse_duration, parse_size
 from curvfs.world import World
+from tools.jsonoption import Json
 
 if TYPE_CHECKING:
     from kvstore.pool import Pool
@@ -23,7 +24,7 @@ _Url = Annotated[str, typer.Argument(metavar="URL", help="curvine://host:port/pa
 _Prefix = Annotated[str, typer.Option(help="The KV prefix below it; . for itself.")]
 _Model = Annotated[str | None, typer.Option(help="This model only, by the name that its stores were opened with.")]
 _Salt = Annotated[str, typer.Option(help="The tenant's salt, with --model.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 
 def _open(url: str, prefix: str, *, lease_s: float = 30.0) -> Pool:
@@ -56,7 +57,7 @@ def _age(pool: Pool, used_s: float) -> str:
 
 
 @app.command()
-def du(url: _Url, prefix: _Prefix = "kv", model: _Model = None, salt: _Salt = "", as_json: _Json = False) -> None:
+def du(url: _Url, prefix: _Prefix = "kv", model: _Model = None, salt: _Salt = "", as_json: Json = False) -> None:
     """What every namespace (a model and tenant) takes, and when it was last used."""
     with _open(url, prefix) as pool:
         usages = [pool.usage(namespace) for namespace in _chosen(pool, model, salt)]
@@ -74,7 +75,7 @@ def du(url: _Url, prefix: _Prefix = "kv", model: _Model = None, salt: _Salt = ""
 
 
 @app.command()
-def ls(url: _Url, prefix: _Prefix = "kv", model: _Model = None, salt: _Salt = "", as_json: _Json = False) -> None:
+def ls(url: _Url, prefix: _Prefix = "kv", model: _Model = None, salt: _Salt = "", as_json: _JsonLines = False) -> None:
     """Every object: its key, shard and length."""
     with _open(url, prefix) as pool:
         for namespace in _chosen(pool, model, salt):
@@ -105,6 +106,7 @@ def evict(
     prefix: _Prefix = "kv",
     model: _Model = None,
     salt: _Salt = "",
+    as_json: _JsonLines = False,
 ) -> None:
     """Bring a pool within limits: what was used longest ago goes first."""
     from kvstore.capacity.settings import Capacity
@@ -123,7 +125,11 @@ def evict(
         while True:
             for namespace in _chosen(pool, model, salt):
                 stats = pool.evict(namespace, capacity)
-                if stats.evicted or pause_s is None:
+                if not stats.evicted and pause_s is not None:
+                    continue
+                if as_json:
+                    typer.echo(json.dumps({"namespace": namespace, **dataclasses.asdict(stats)}))
+                else:
                     typer.echo(
                         f"{namespace}  {stats.evicted} objects evicted, {format_size(stats.evicted_bytes)};"
                         f" {format_size(max(0, stats.used_bytes))} in use"
@@ -140,7 +146,7 @@ def warm(
     prefix: _Prefix = "kv",
     model: _Model = None,
     salt: _Salt = "",
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Read objects into the page cache of the machines that hold them: what was used last comes first."""
     from tools.progress import ProgressLine
@@ -172,6 +178,7 @@ def purge(
     salt: _Salt = "",
     prefix: _Prefix = "kv",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove everything of one model and tenant, at once."""
     with _open(url, prefix) as pool:
@@ -179,7 +186,10 @@ def purge(
         usage = pool.usage(namespace)
         if not yes:
             what = f"{usage.objects} objects of {model}, {format_size(usage.object_bytes)}"
-            if not typer.confirm(f"Remove {what}?"):
+            if not typer.confirm(f"Remove {what}?", err=as_json):
                 raise typer.Abort
         count, size_bytes = pool.purge(namespace)
-        typer.echo(f"{count} objects removed, {format_size(size_bytes)}.")
+        if as_json:
+            typer.echo(json.dumps({"namespace": namespace, "objects": count, "object_bytes": size_bytes}))
+        else:
+            typer.echo(f"{count} objects removed, {format_size(size_bytes)}.")

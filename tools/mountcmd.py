@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +14,7 @@ from mount import curvine
 from mount.background import mount_in_background, mount_in_foreground
 from mount.options import DEFAULT_KV_PATH, LOG_JSON, LOG_TEXT, MountOptions
 from mount.session import MountSource, unmount_command
+from tools.jsonoption import Json
 
 
 def register(app: typer.Typer) -> None:
@@ -77,6 +80,7 @@ def mount(
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log every error that a request ran into.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Mount a pool. Ctrl-C, SIGTERM or curvfs umount ends it."""
     asked = curvine.read_command_line(targets)
@@ -115,11 +119,15 @@ def mount(
         typer.echo(f"Left alone, for they mean nothing here: {', '.join(asked.left_alone)}.", err=True)
     if background:
         url, path, pid = mount_in_background(source, asked.targets[-1], options)
-        typer.echo(f"Mounted {url} on {path} (pid {pid}).")
+        _tell(as_json, {"url": url, "mountpoint": path, "pid": pid}, f"Mounted {url} on {path} (pid {pid}).")
         return
 
     def announce(url: str, path: str) -> None:
-        typer.echo(f"Mounted {url} on {path}; Ctrl-C unmounts it.")
+        _tell(
+            as_json,
+            {"url": url, "mountpoint": path, "pid": os.getpid()},
+            f"Mounted {url} on {path}; Ctrl-C unmounts it.",
+        )
 
     mount_in_foreground(source, asked.targets[-1], options, announce=announce)
 
@@ -129,6 +137,14 @@ def umount(
     lazy: Annotated[
         bool, typer.Option("--lazy", "-z", help="Take it away at once, even where files are open on it.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Unmount a pool."""
-    unmount_command(mountpoint, lazy=lazy, disk=World.real().disk)
+    place = unmount_command(mountpoint, lazy=lazy, disk=World.real().disk)
+    if as_json:
+        _tell(as_json, {"mountpoint": place, "unmounted": True}, "")
+
+
+def _tell(as_json: bool, document: dict[str, Any], line: str) -> None:
+    """Whoever waits for the line gets it at once."""
+    print(json.dumps(document) if as_json else line, flush=True)

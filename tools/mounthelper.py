@@ -5,6 +5,7 @@ mount(8) runs ``/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from curvfs.world import World
 from mount.background import mount_in_background
 from mount.options import MountOptions
 from mount.session import MountSource
+from tools.jsonoption import Json
 
 #: ``mount -t curvfs`` looks for the first, ``mount -t fuse.curvfs`` for the second.
 HELPERS = ("mount.curvfs", "mount.fuse.curvfs")
@@ -81,11 +83,13 @@ def _read(arguments: list[str]) -> tuple[list[str], list[str], bool, bool]:
 def install_helper(
     directory: Annotated[str, typer.Option(metavar="DIR", help="Where mount(8) looks.")] = "/sbin",
     remove: Annotated[bool, typer.Option("--remove", help="Take them away again.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Let mount -t curvfs and /etc/fstab work: write mount.curvfs and mount.fuse.curvfs to /sbin."""
     disk = World.real().disk
     python = shlex.quote(sys.executable)
     script = f'#!/bin/sh\n{_MARK}\nexec {python} -P -m tools mount-helper "$@"\n'
+    changed = []
     for name in HELPERS:
         path = os.path.join(directory, name)
         try:
@@ -95,13 +99,18 @@ def install_helper(
             if remove:
                 if there is not None:
                     disk.unlink(path)
-                    typer.echo(f"Removed {path}.")
+                    changed.append(path)
             else:
                 disk.write_file(path, script.encode(), 0o755)
                 os.chmod(path, 0o755)
-                typer.echo(f"Wrote {path}.")
+                changed.append(path)
         except OSError as error:
             raise EnvironmentError_(
                 f"{path} cannot be changed ({error.strerror}); run as root, or give another --directory.",
                 errno_=error.errno,
             ) from error
+    did = "removed" if remove else "wrote"
+    if as_json:
+        typer.echo(json.dumps({did: changed}))
+    else:
+        typer.echo("\n".join(f"{did.capitalize()} {path}." for path in changed) or "Nothing was there to be removed.")

@@ -19,6 +19,7 @@ from curvfs.world import World
 from mount.seal import is_sealed
 from tools.blocks import Orphan, orphan_blocks
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
+from tools.jsonoption import Json
 from tools.outfile import write_result
 from tools.pools import refuse_missing
 from tools.progress import ProgressLine
@@ -140,7 +141,7 @@ def scrub(
     metrics: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the result there in the format of Prometheus.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> int:
     """Read every KV object of a pool: header, checksums, seal; and look for what dead writers left.
@@ -206,6 +207,7 @@ class _Work:
         from kvstore.scrub import Scrubber, Stopped, open_pool
 
         found = self._found
+        self._save()  # a state that cannot be kept is told before the work, not after it
         with open_pool(self._world, self._place["url"], self._place["prefix"], staging_expiry_s=expiry_s) as backend:
             scrubber = Scrubber(self._world, backend, self._pace)
             seals = _Seals(fs, backend)

@@ -9,6 +9,7 @@ import typer
 from curvfs.server import program
 from curvfs.server.behaviour import BEHAVIOURS, HEAD
 from curvfs.server.service import MASTER_PORT, WORKER_PORT
+from tools.jsonoption import Json
 
 
 def register(app: typer.Typer) -> None:
@@ -37,10 +38,11 @@ def serve(
     announce_version: Annotated[
         str | None, typer.Option(help="What the server says that its version is. Default: its own.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Serve DIR as a one-node Curvine cluster until SIGTERM or Ctrl-C.
 
-    Prints its curvine:// URL once clients may come.
+    Prints its curvine:// URL once clients may come, with --json in an object.
     """
     program.serve(
         directory,
@@ -52,4 +54,5 @@ def serve(
         ttl_check_interval=ttl_check_interval,
         behave_as=behave_as,
         announce_version=announce_version,
+        as_json=as_json,
     )

@@ -18,6 +18,7 @@ from curvfs.errors import CurvfsError, EnvironmentError_, UsageError
 from curvfs.units import parse_size
 from curvfs.world import World
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
+from tools.jsonoption import Json
 from tools.progress import ProgressLine
 from tools.verify.places import ClientPlace, DirectoryPlace, Place, StorePlace
 from tools.verify.run import Outcome, Plan, Round, State, Stopped, Verifier, report_lines
@@ -76,7 +77,7 @@ def verify(
         str | None,
         typer.Option(metavar="FILE", help="Where an interrupted run is kept, and gone on with. Removed at the end."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> int:
     """Write a seeded pattern, read it back by other ways, and name the first wrong byte.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import resource
 import signal
@@ -86,9 +87,11 @@ def serve(
     announce_version: str | None = None,
     stop_when_unused: bool = False,
     any_free_port: bool = False,
+    as_json: bool = False,
     world: World | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Prints the URL as the only line on stdout once clients may come."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Prints the URL as the only line on stdout once clients may come; with
+    ``as_json`` an object with ``url`` and ``pid``."""
     for port, option in ((master_port, "--master-port"), (worker_port, "--worker-port")):
         if not 0 <= port <= 65535:
             raise UsageError(f"{port} is not a port; give {option} a number from 0 to 65535.")
@@ -128,7 +131,7 @@ def serve(
                 enrol=True,
                 log=_say,
                 world=world,
-                task_status=_ReadyLine(host),
+                task_status=_ReadyLine(host, as_json),
             )
 
     trio.run(until_stopped)
@@ -137,8 +140,9 @@ def serve(
 class _ReadyLine(trio.TaskStatus[Server]):
     """Hears that the server is ready, and says so."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, as_json: bool) -> None:
         self._host = host
+        self._as_json = as_json
 
     def started(self, value: Server | None = None) -> None:
         if self._host not in LOOPBACK:
@@ -147,7 +151,8 @@ class _ReadyLine(trio.TaskStatus[Server]):
                 "because the Curvine protocol has no authentication."
             )
         if value is not None:
-            print(value.url, flush=True)
+            line = json.dumps({"url": value.url, "pid": os.getpid()}) if self._as_json else value.url
+            print(line, flush=True)
 
 
 async def _cancel_on_signal(scope: trio.CancelScope, world: World) -> None:

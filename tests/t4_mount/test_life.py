@@ -178,15 +178,19 @@ def test_signals_end_a_mount_in_the_background(tmp_path: Path, number: signal.Si
     path = tmp_path / "mnt"
     path.mkdir()
     try:
-        done = curvfs("mount", "--embedded", tmp_path / "pool", "--background", path)
+        done = curvfs("mount", "--embedded", tmp_path / "pool", "--background", "--json", path)
         assert done.returncode == 0, done.stderr
-        pid = int(done.stdout.rpartition("pid ")[2].rstrip(").\n"))
+        told = json.loads(done.stdout)
+        assert told["url"].startswith("curvine://") and told["mountpoint"] == str(path)
+        pid = told["pid"]
         (path / "kv" / "o").write_bytes(b"closed")
         os.kill(pid, number)
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), 20, "the end of the process")
         assert mounted_at(path) == []
         with mounted(tmp_path, "--embedded", tmp_path / "pool") as again:
             assert (again.kv / "o").read_bytes() == b"closed"
+            ended = curvfs("umount", "--json", again.path)
+            assert json.loads(ended.stdout) == {"mountpoint": str(path), "unmounted": True}
     finally:
         while mounted_at(path):
             subprocess.run(["umount", "-l", str(path)], check=True)

@@ -368,6 +368,18 @@ def test_files_that_are_too_short_are_not_touched(tmp_path: Path, capfd: pytest.
     assert (tmp_path / "mine").read_bytes() == b"important"
 
 
+def test_a_full_disk_fails_the_job_and_gets_its_room_back(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        (tmp_path / "mine").write_bytes(b"important")
+        done = shell("--name=a", f"--directory={tmp_path}", "--rw=write", "--bs=1m", "--size=16m")
+        assert done.code == 1 and "No space left" in done.out
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "xxhash.py").write_text("raise ModuleNotFoundError(\"No module named 'xxhash'\", name='xxhash')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +149,45 @@ def test_missing_command_line_packages_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_brings_the_commands_that_it_is_imported_for(module: str) -> None:
     assert tuple(sorted(application((module,)).commands)) == tuple(sorted(MODULES[module]))
+
+
+#: What they print is always JSON, a file's bytes, or for mount(8).
+WITHOUT_JSON = {"wire decode", "mount-helper"}
+
+
+def every_command(group: Any, *words: str) -> Iterator[tuple[str, set[str]]]:
+    """The words of each, and its options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, *words, name)
+        else:
+            yield " ".join((*words, name)), {option for each in command.params for option in each.opts}
+
+
+def test_every_command_has_json() -> None:
+    found = dict(every_command(application(tuple(MODULES))))
+    assert {name for name, options in found.items() if "--json" not in options} == WITHOUT_JSON
+    assert len(found) > 40
+
+
+def test_a_server_tells_json_where_it_is(tmp_path: Path) -> None:
+    command = [*COMMAND, "serve", str(tmp_path), "--master-port", "0", "--worker-port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        assert ready["url"].startswith("curvine://127.0.0.1:") and ready["pid"] == server.pid
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0 and server.stdout.read() == ""
+
+
+def test_helpers_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / "mount.curvfs"), str(tmp_path / "mount.fuse.curvfs")]
+    for more, document in (
+        ((), {"wrote": paths}),
+        (("--remove",), {"removed": paths}),
+        (("--remove",), {"removed": []}),
+    ):
+        assert main(["install-helper", "--directory", str(tmp_path), "--json", *more]) == 0
+        assert json.loads(capsys.readouterr().out) == document
+    assert main(["install-helper", "--directory", str(tmp_path), "--remove"]) == 0
+    assert "Nothing was there" in capsys.readouterr().out

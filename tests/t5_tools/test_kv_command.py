@@ -98,8 +98,11 @@ def test_evict_brings_every_namespace_within_its_quota(tmp_path: Path, capsys: p
     with opened(tmp_path) as store:
         assert store.exists(keys) == [False] * 6 + [True] * 4
     assert len(list((tmp_path / "kv" / ".trash").glob("*/*"))) == 6
-    code, out, _ = run(capsys, "evict", tmp_path.as_uri(), "--ttl", "500s", "--lease", "0s", "--model", "other")
-    assert "4 objects evicted" in out
+    code, out, _ = run(
+        capsys, "evict", tmp_path.as_uri(), "--ttl", "500s", "--lease", "0s", "--model", "other", "--json"
+    )
+    (told,) = map(json.loads, out.splitlines())
+    assert (code, told["evicted"], told["evicted_bytes"]) == (0, 4, 4 * OBJECT_BYTES)
 
 
 def test_an_open_store_learns_what_the_command_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +131,9 @@ def test_purge_removes_one_model_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, "purge", tmp_path.as_uri(), "--model", "m", "--yes")[1].startswith("3 objects removed")
     with opened(tmp_path, "other") as store:
         assert store.exists(others) == [True, True]
+    code, out, _ = run(capsys, "purge", tmp_path.as_uri(), "--model", "other", "--yes", "--json")
+    told = json.loads(out)
+    assert (code, told["objects"], told["object_bytes"]) == (0, 2, 2 * OBJECT_BYTES)
 
 
 def test_purge_asks_first(tmp_path: Path) -> None:

@@ -194,8 +194,7 @@ def test_the_rate_is_kept_and_an_interrupted_scrub_goes_on(tmp_path: Path, capfd
     url, state = tmp_path.as_uri(), tmp_path / "state"
     put(url, 12)
     process = started("scrub", url, "--rate", "4MB", "--state", state, "--json")
-    wait_for(state.exists, what="the state")
-    assert json.loads(state.read_text())["found"]["states"]["sound"] < 12
+    wait_for(lambda: state.exists() and 0 < json.loads(state.read_text())["found"]["states"].get("sound", 0) < 12)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
@@ -244,3 +243,13 @@ def test_a_pool_without_a_prefix_gets_none(server: Any, tmp_path: Path, capfd: p
     (tmp_path / "kv").mkdir()
     done = run("scrub", tmp_path.as_uri(), "--state", state)
     assert done.code == 2 and "keeps no scrub" in done.err
+
+
+def test_a_state_that_cannot_be_kept_is_told_before_the_work(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path.as_uri(), 1)
+    (name,) = (tmp_path / "kv").rglob("*.safetensors")
+    flip(name, PAGE)
+    assert main(["scrub", tmp_path.as_uri(), "--repair", "--state", str(tmp_path / "none" / "state")]) == 3
+    captured = capfd.readouterr()
+    assert captured.err.startswith("curvfs: The state ") and captured.err.count("\n") == 1
+    assert name.exists(), "nothing was done"

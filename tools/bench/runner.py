@@ -6,6 +6,7 @@ early: what was measured is reported as partial, and what the run made is remove
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -287,8 +288,12 @@ class _Runner:
             outcome.add(process.result)
 
     async def _end_all(self, run: Run) -> None:
-        """Every child lets go, and removes what it made where its job, an interruption or a failure asks for it."""
-        failed = self._interrupted or any(process.failure is not None for process in self._processes)
+        """Every child lets go, and removes what it made where its job, an interruption, a failure or a full disk
+        asks for it. What was not what was written stays, to be looked at."""
+        failed = self._interrupted or any(
+            process.failure is not None or (process.result or {}).get("error") in (errno.ENOSPC, errno.EDQUOT)
+            for process in self._processes
+        )
         for process in self._processes:
             await process.tell("remove" if failed or process.job["unlink"] else "keep")
             assert process.process.stdin is not None

@@ -20,6 +20,7 @@ from tools.doctor.machine import check_machine
 from tools.doctor.place import check_place
 from tools.doctor.processes import check_processes
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
+from tools.jsonoption import Json
 
 _MARKS = {
     Level.OK: ("ok", "green"),
@@ -45,7 +46,7 @@ def doctor(
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing to the cluster.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is all right, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Find out what stands in the way here, and what to do about it.
 

@@ -13,6 +13,7 @@ from curvfs.errors import CurvfsError
 from tools.files import shown
 from tools.files.options import PATH_HELP, Conf, Human, Json, Paths, Setting, complete_path
 from tools.files.targets import Run, Target
+from tools.progress import ProgressLine
 
 _WHOLE_CLUSTERS = Annotated[
     list[str] | None,
@@ -193,7 +194,10 @@ def du(
     as_json: Json = False,
 ) -> int:
     """Sum up the lengths of files, one copy of each, for every directory."""
-    with Run(conf=conf, setting=setting, as_json=as_json) as run:
+    with (
+        Run(conf=conf, setting=setting, as_json=as_json) as run,
+        ProgressLine(run.world, wanted=summarize) as progress,
+    ):
         for text in path:
             with run.attempt(text):
                 target = run.target(text)
@@ -202,6 +206,7 @@ def du(
                 tree = _Tree()
                 found = tree.walk(fs, target, run) if status.is_dir else iter([(target, tree.size_of(status), 1)])
                 for here, size_bytes, files in found:
+                    progress(None, size_bytes, f"in {shown.printable(here.text)}")
                     if not summarize or here.path == target.path:
                         run.say(
                             f"{shown.size_text(size_bytes, human):<12}  {shown.printable(here.text)}",

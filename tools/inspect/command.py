@@ -21,6 +21,7 @@ from tools.inspect.object import describe_object
 from tools.inspect.pool import AGES, describe_pool
 from tools.inspect.sources import opened
 from tools.interrupts import EXIT_INTERRUPTED, Interrupts
+from tools.jsonoption import Json
 from tools.plots import Bars, draw_bars_png, draw_bars_terminal
 from tools.pools import looked_at
 
@@ -29,7 +30,6 @@ app = typer.Typer(help="Look at one object, at the pages of a prompt, or at a wh
 #: Exit code when an object is damaged, so that scripts can tell.
 EXIT_DAMAGED = 6
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prefix = Annotated[str, typer.Option(help="The KV prefix below the URL's directory.")]
 
 

@@ -11,6 +11,7 @@ import typer
 from curvfs.errors import UsageError
 from curvfs.units import GIB, KIB, format_size
 from curvfs.world import World
+from tools.jsonoption import Json
 from tools.plots import Line, draw_png, draw_terminal
 from tools.size import estimate
 from tools.size.estimate import Hardware, Load, Pages
@@ -78,16 +79,14 @@ def size(
     context_tokens: Annotated[
         int | None, typer.Option(help="Without a trace: tokens of a prompt.", rich_help_panel=_LOAD)
     ] = None,
-    shared_tokens: Annotated[
-        int, typer.Option(help="... of which the pool has so many.", rich_help_panel=_LOAD)
-    ] = 0,
+    shared_tokens: Annotated[int, typer.Option(help="... of which the pool has so many.", rich_help_panel=_LOAD)] = 0,
     requests_per_s: Annotated[
         float | None, typer.Option(help="... and how many prompts come per second.", rich_help_panel=_LOAD)
     ] = None,
     plot: Annotated[
         str | None, typer.Option(metavar="FILE.png", help="Draw hit rate against capacity (needs --trace).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What a model's KV cache needs, what a pool holds and saves, and what wears out."""
     if list_models:
@@ -258,9 +257,7 @@ def _trace_section(
     return report | _ttft_section(loads, pages, hardware) | _traffic_section(needs, hardware)
 
 
-def _load_section(
-    load: Load, requests_per_s: float | None, pages: Pages, hardware: Hardware
-) -> dict[str, Any]:
+def _load_section(load: Load, requests_per_s: float | None, pages: Pages, hardware: Hardware) -> dict[str, Any]:
     found = _ttft_section([load], pages, hardware)
     if requests_per_s is not None:
         needs = estimate.traffic([load], pages, 1 / requests_per_s)
