@@ -65,6 +65,27 @@ def mounted(where: Path, *arguments: str | Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", where], check=True, timeout=60)
 
 
+@contextmanager
+def nothing_left(names: str) -> Iterator[None]:
+    """Removes from /dev/shm what comes there meanwhile under such names and nobody uses in the end."""
+    memory = Path("/dev/shm")
+    before = set(memory.glob(names))
+    try:
+        yield
+    finally:
+        used = "".join(_maps(process) for process in Path("/proc").glob("[0-9]*"))
+        for left in set(memory.glob(names)) - before:
+            if str(left) not in used:
+                left.unlink(missing_ok=True)
+
+
+def _maps(process: Path) -> str:
+    try:
+        return (process / "maps").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
 def skip_without_fuse() -> None:
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("real mounts are not tested: they need root and /dev/fuse")

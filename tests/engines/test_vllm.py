@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from places import ROOT, SOURCES, Server, served
+from places import ROOT, SOURCES, Server, nothing_left, served
 from suites import ran
 from tiering import CHUNK_BYTES, Tiering, keys_of, offloading_config
 from vllm.plugins import load_general_plugins
@@ -277,7 +277,8 @@ def own_tests(
     choose = " and ".join(f"not {name}" for name in without)
     options = ["-p", "registered", "--timeout", "150", "-k", choose, *paths]
     environment = {"TMPDIR": str(tmp), "PYTHONPATH": str(ROOT / "tests" / "engines")}
-    return ran(options, where=copy, environment=environment, timeout_s=timeout_s, tell=tell)
+    with nothing_left("vllm_offload_*"):
+        return ran(options, where=copy, environment=environment, timeout_s=timeout_s, tell=tell)
 
 
 @pytest.mark.full
