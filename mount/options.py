@@ -93,7 +93,7 @@ class MountOptions:
     directory_timeout_s: float = 1.0
     shutdown_timeout_s: float = 8.0
     max_background: int = 256
-    read_ahead_bytes: int = 1024 * 1024
+    read_ahead_bytes: int = 2 * MIB
     conf: str | None = None
     control_name: str | None = DEFAULT_CONTROL_NAME
     metrics: tuple[str, int] | None = None
