@@ -6,11 +6,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from curvfs.units import MIB
+from curvfs.units import KIB, MIB
 
 _RESERVE_BYTES = 4 * MIB
-#: The reserve is kept only where it is a small part of what is free.
-_FREE_BYTES = 16 * _RESERVE_BYTES
+#: Where less is free, the reserve is this part of it, down to what a deletion needs at least.
+_PART = 16
+_LEAST_BYTES = 64 * KIB
 
 
 class Reserve:
@@ -20,16 +21,17 @@ class Reserve:
         self._path = Path(f"{database}-reserve")
 
     def keep(self) -> None:
-        """Take the room, if there is plenty and it is not taken yet."""
+        """Take the room, if there is any and it is not taken yet."""
         with suppress(OSError):
             if self._path.exists():
                 return
             space = os.statvfs(self._path.parent)
-            if space.f_bavail * space.f_frsize < _FREE_BYTES:
+            size_bytes = min(_RESERVE_BYTES, space.f_bavail * space.f_frsize // _PART)
+            if size_bytes < _LEAST_BYTES:
                 return
             try:
                 with self._path.open("xb") as file:
-                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
             except OSError:
                 self._path.unlink(missing_ok=True)
 

@@ -19,12 +19,12 @@ from curvfs.server.service import Server, run_server
 from curvfs.server.sqlitestore import SqliteMetaStore
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 MiB."""
+@pytest.fixture(params=[128])
+def small(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 128 MiB, or as many as are asked for."""
     image, place = tmp_path / "image", tmp_path / "small"
     with image.open("wb") as file:
-        file.truncate(128 << 20)
+        file.truncate(request.param << 20)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
     place.mkdir()
     done = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
@@ -47,6 +47,7 @@ def fill(path: Path) -> None:
                 pass
 
 
+@pytest.mark.parametrize("small", [32, 128], indirect=True)
 async def test_what_is_there_can_be_deleted_on_a_full_file_system(small: Path) -> None:
     async with trio.open_nursery() as nursery:
         run = partial(run_server, str(small / "pool"), master_port=0, worker_port=0, hostname="here")
