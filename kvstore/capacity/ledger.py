@@ -207,6 +207,8 @@ class Ledger:
         self._said_s = self._world.clock.monotonic_s()
         self._said_freed = record.freed_bytes
         self.said_pending_bytes = record.pending_bytes
+        # What was withdrawn since is not spent: others count on less by now, so less may be spent unsaid.
+        self._permitted_bytes = min(self._permitted_bytes, record.spent_bytes + self.chunk_bytes)
         self._written.append(record)
         while len(self._written) > (1 if closed else _RECORDS_KEPT):
             self._records.remove_file(f"{self._directory}/{self._written.pop(0).name}")

@@ -10,8 +10,8 @@ delivered. Odd seeds are about a *quota* that is much too small, with writers th
 * a get returns the exact bytes of its key, or a miss that touched nothing; nothing looks damaged, unless the disk rots;
 * a lookup promises nothing that nobody ever put;
 * an object that is there is never replaced by another file;
-* what objects, trash and staged files take keeps its bound: the quota and a chunk for each writer that lives, or died
-  less than its silence ago;
+* what objects, trash and staged files take keeps its bound: the quota and a chunk for each writer that lives, or ended
+  so lately that nobody may have made room since;
 * every call ends by its deadline; and in the end no buffer, descriptor, page or staged file is left.
 """
 
@@ -88,7 +88,7 @@ class Stage:
         self._running: list[int] = []
         self._failure: BaseException | None = None
         self._objects: dict[str, int] = {}
-        self._dead_s: list[float] = []
+        self._ended_s: list[float] = []
         self.writers = 0
 
     # ----------------------------------------------------------------------------------------------------------- turns
@@ -176,12 +176,12 @@ class Stage:
         self.outcome.worst_bytes = max(self.outcome.worst_bytes, total)
         if self.leases:
             return
-        dead = sum(self.now_s - when_s < 150 for when_s in self._dead_s)
-        bound = (QUOTA_OBJECTS + self.writers + dead) * OBJECT_BYTES + ACTORS * _PROBE_BYTES
+        ended = sum(self.now_s - when_s < 150 for when_s in self._ended_s)
+        bound = (QUOTA_OBJECTS + self.writers + ended) * OBJECT_BYTES + ACTORS * _PROBE_BYTES
         if total > bound:
             raise Violation(
                 f"{total // OBJECT_BYTES} objects' worth is in the pool: quota {QUOTA_OBJECTS}, {self.writers} writers,"
-                f" {dead} that died lately"
+                f" {ended} that ended lately"
             )
 
     def _measure(self, directory: Inode, path: str, objects: dict[str, int]) -> int:
@@ -195,9 +195,10 @@ class Stage:
                     objects[f"{path}/{name}"] = inode.number
         return total
 
-    def died(self) -> None:
+    def ended(self) -> None:
+        """A writer died or was closed."""
         self.writers -= 1
-        self._dead_s.append(self.now_s)
+        self._ended_s.append(self.now_s)
 
 
 class Actor:
@@ -225,14 +226,14 @@ class Actor:
                 if stage._failure is not None or self._world is None or self._world.alive:
                     raise
                 self._store = None
-                stage.died()
+                stage.ended()
         try:
             if self._store is not None:
                 self._close()
         except ProcessKilled:
             if stage._failure is not None or self._world is None or self._world.alive:
                 raise
-            stage.died()
+            stage.ended()
 
     def _open(self) -> None:
         stage = self._stage
@@ -271,7 +272,7 @@ class Actor:
         if world.disk.open_paths():
             raise Violation(f"left open: {world.disk.open_paths()}")
         if not self._stage.leases:
-            self._stage.writers -= 1
+            self._stage.ended()
 
     def _now(self) -> None:
         """Others have let time pass: a call that begins here begins now."""

@@ -19,6 +19,7 @@ from curvfs.errors import ConfigError
 from curvfs.simworld import simulated_world
 from curvfs.world import RealDisk, World
 from kvstore import Capacity, Geometry, Identity, KVStore, Miss
+from kvstore.capacity.ledger import Ledger
 from tests.t3_kvstore.places import Directory, Namespace, Place, empty, is_root, pages
 from tests.t3_kvstore.test_posix import mounted
 
@@ -520,3 +521,20 @@ def test_a_store_that_was_closed_leaves_one_record(place: Place) -> None:
             assert all(put(store, 10 * number + step))
         assert store.close()
     assert len([name for name in place.names() if name.startswith(".quota/") and not name.endswith("/")]) == 3
+
+
+def test_what_was_withdrawn_is_not_spent_unsaid() -> None:
+    """Puts that lost their race give their room back. Once that was said, others may use it, so no more than one chunk
+    may be spent before it is said again."""
+    world = simulated_world(1)
+    world.disk.mkdir("/pool")
+    whose = Identity.of(PAGE, model="m", revision="r1")
+    with kvstore.open("file:///pool", whose, geometry=PAGE, world=world) as store:
+        ledger = Ledger(world, store._backend, "m", chunk_bytes=OBJECT_BYTES)
+        for _ in range(4):
+            ledger.exchange()
+            assert ledger.left_bytes == OBJECT_BYTES
+            ledger.spent_bytes += OBJECT_BYTES
+        ledger.spent_bytes -= 3 * OBJECT_BYTES
+        ledger.say()
+        assert ledger.left_bytes == OBJECT_BYTES
