@@ -4,6 +4,11 @@ For each size and depth, every round runs fio (io_uring, O_DIRECT, one file of t
 (checksums on) on the same file system: write and read, copied and loaned. Disks and neighbours are noisy, so rounds are
 interleaved, and each ratio is the median of its rounds with the smallest and largest one behind it. ``first put``
 makes the directories that objects are fanned out over, two for each of the first ones in a pool; ``put`` finds them.
+Percentiles are of single pages, of all rounds. What has a budget is judged by its median: ``met``, or ``MISSED``.
+
+The last figures are of a pool of the embedded server: the longest prefix of 512 pages, asked four times a second,
+of pages never asked for before (cold) and of the same ones within their lease (recent), alone and beside a main thread
+that spins in Python.
 """
 
 from __future__ import annotations
@@ -16,18 +21,24 @@ import resource
 import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvstore
 from curvfs import __version__
 from curvfs.errors import CurvfsError, EnvironmentError_
-from curvfs.units import format_size, parse_size
+from curvfs.units import MIB, format_size, parse_size
 from curvfs.world import World
 from tools.bench.fio import run_fio, speeds
+from tools.kvscale import serving
 
 WORLD = World.real()
+#: Lookups of one kind in a round, and how often they come.
+ASKED = 24
+PAUSE_S = 0.25
 
 
 def fio(directory: Path, action: str, *, size_bytes: int, count: int, depth: int) -> float:
@@ -92,6 +103,7 @@ def one_round(directory: Path, engine: Any, *, size_bytes: int, count: int, dept
         get_s, get_cpu_s = timed(lambda: must(store.get(keys, room)))
         loan_s, loan_cpu_s = timed(lambda: must(store.get(keys, room, loan=True)))
         store.clear()
+        latencies = store.stats().latencies
     gib = total / (1 << 30)
     return {
         "fio write MB/s": fio_write / 1e6,
@@ -103,7 +115,106 @@ def one_round(directory: Path, engine: Any, *, size_bytes: int, count: int, dept
         "put CPU s/GiB": put_cpu_s / gib,
         "get CPU s/GiB": get_cpu_s / gib,
         "loan CPU s/GiB": loan_cpu_s / gib,
+        **{
+            f"{call} {name} ms": latencies[call][f"{name}_s"] * 1000
+            for call in ("put", "get")
+            for name in ("p50", "p99")
+        },
     }
+
+
+def budget_of(name: str, size_bytes: int, depth: int) -> float | None:
+    """What docs/kvstore.md promises of a figure; negative where it is an upper bound."""
+    if depth < 8 or size_bytes < MIB:
+        return None
+    if name in ("put / fio", "get / fio", "loan / fio"):
+        return 0.95 if size_bytes >= 4 * MIB else 0.7
+    return {"get CPU s/GiB": -0.40, "loan CPU s/GiB": -0.25}.get(name)
+
+
+def verdict(figure: float, budget: float | None) -> str:
+    if budget is None:
+        return ""
+    met = figure <= -budget if budget < 0 else figure >= budget
+    return f"  {'at most' if budget < 0 else 'at least'} {abs(budget):g}: {'met' if met else 'MISSED'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """Milliseconds of lookups, sorted, and what a spinning thread got done meanwhile, in loops a second."""
+
+    took_ms: list[float]
+    spins_per_s: float
+
+    def percentile(self, part: float) -> float:
+        return self.took_ms[min(len(self.took_ms) - 1, int(part * len(self.took_ms)))]
+
+
+def ask(store: kvstore.KVStore, prompts: list[Any], *, spin: bool) -> Lookups:
+    """Look every prompt up, one after each pause, from another thread; this one spins, or waits."""
+    took_ms: list[float] = []
+
+    def work() -> None:
+        due_s = WORLD.clock.monotonic_s()
+        for keys in prompts:
+            due_s += PAUSE_S
+            WORLD.clock.block(max(0.0, due_s - WORLD.clock.monotonic_s()))
+            seconds, _ = timed(lambda keys=keys: store.lookup(keys))  # type: ignore[misc]
+            took_ms.append(seconds * 1000)
+
+    thread = WORLD.threads.start(work, name="kvbench-lookup")
+    begun_s, spins = WORLD.clock.monotonic_s(), 0
+    while len(took_ms) < len(prompts):
+        if spin:
+            for _ in range(1000):
+                spins += 1
+        else:
+            WORLD.clock.block(0.05)
+    thread.join()
+    return Lookups(sorted(took_ms), spins / (WORLD.clock.monotonic_s() - begun_s))
+
+
+def spin_alone(seconds: float) -> float:
+    """Loops a second of a thread that nobody disturbs."""
+    begun_s, spins = WORLD.clock.monotonic_s(), 0
+    while WORLD.clock.monotonic_s() - begun_s < seconds:
+        for _ in range(1000):
+            spins += 1
+    return spins / (WORLD.clock.monotonic_s() - begun_s)
+
+
+def lookups(directory: Path, rounds: int) -> list[str]:
+    """Lines about lookups of 512 pages of the embedded server."""
+    page = kvstore.Geometry.raw(4096, page_tokens=16)
+    identity = kvstore.Identity.of(page, model="kvbench", revision="1")
+    found: dict[tuple[str, bool], list[Lookups]] = {}
+    alone: list[float] = []
+    with serving(directory / "pool") as (url, _):
+        with kvstore.open(url, identity, geometry=page) as store:
+            prompts = [store.keys(range(first << 20, (first << 20) + 16 * 512)) for first in range(ASKED)]
+            for keys in prompts:
+                for start in range(0, 512, 64):
+                    must(store.put(keys[start : start + 64], [bytes(4096)] * 64))
+        for _ in range(rounds):
+            for spin in (False, True):
+                with kvstore.open(url, identity, geometry=page) as store:
+                    store.lookup(prompts[0][:1])
+                    for kind, asked in (("cold", prompts), ("recent", prompts[-1:] * ASKED)):
+                        found.setdefault((kind, spin), []).append(ask(store, asked, spin=spin))
+            alone.append(spin_alone(1.0))
+    lines = []
+    for kind, limit_ms in (("cold", 80.0), ("recent", 10.0)):
+        idle, busy = found[kind, False], found[kind, True]
+        middle = statistics.median(one.percentile(0.5) for one in idle)
+        p99, p99_busy = (statistics.median(one.percentile(0.99) for one in each) for each in (idle, busy))
+        kept = statistics.median(one.spins_per_s for one in busy) / statistics.median(alone)
+        lines += [
+            f"  {kind:<6} median   {middle:8.2f} ms{verdict(middle, -limit_ms)}",
+            f"  {kind:<6} p99      {p99:8.2f} ms; beside a spinning thread {p99_busy:.2f} ms,"
+            f" {p99_busy / p99:.2f} times{verdict(p99_busy / p99, -3.0)}",
+            f"  {kind:<6} spinner  {(1 - kept) * 100:8.1f} % lost{verdict((1 - kept) * 100, -10.0)}",
+        ]
+    return lines
 
 
 def bench(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -120,7 +231,7 @@ def bench(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         for _ in range(arguments.rounds):
             for size_bytes, depth in shapes:
-                count = max(4, parse_size(arguments.bytes) // size_bytes)
+                count = max(4, depth, parse_size(arguments.bytes) // size_bytes)
                 figures = one_round(directory, arguments.engine, size_bytes=size_bytes, count=count, depth=depth)
                 found[size_bytes, depth].append(figures)
     finally:
@@ -140,12 +251,18 @@ def bench(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def measured_lookups(arguments: argparse.Namespace) -> list[str]:
+    """The lines of :func:`lookups`, in a directory of their own below the one that is measured."""
+    with tempfile.TemporaryDirectory(prefix=".kvbench-", dir=arguments.directory) as directory:
+        return lookups(Path(directory), arguments.rounds)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; 0 when it could be done."""
     parser = argparse.ArgumentParser(prog="python -m tools.kvbench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("directory", help="on the file system to measure")
-    parser.add_argument("--sizes", default="1MiB,4MiB,14MiB", help="of an object's payload (default: %(default)s)")
-    parser.add_argument("--depths", default="8", help="objects under way (default: %(default)s)")
+    parser.add_argument("--sizes", default="256KiB,1MiB,4MiB,16MiB", help="of an object (default: %(default)s)")
+    parser.add_argument("--depths", default="1,8,32", help="objects under way (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
     parser.add_argument("--bytes", default="256MiB", help="moved in one round (default: %(default)s)")
     parser.add_argument("--engine", default="auto", choices=["auto", "threads", "uring"])
@@ -153,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         records = bench(arguments)
+        looked_up = [] if arguments.json else measured_lookups(arguments)
     except CurvfsError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         return 1
@@ -163,7 +281,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{format_size(record['size_bytes'])} at depth {record['depth']}, {record['rounds']} rounds:")
         for name, (median, low, high) in record["figures"].items():
             digits = 0 if name.startswith("fio") else 2
-            print(f"  {name:<16} {median:8.{digits}f}   ({low:.{digits}f} to {high:.{digits}f})")
+            judged = verdict(median, budget_of(name, record["size_bytes"], record["depth"]))
+            print(f"  {name:<16} {median:8.{digits}f}   ({low:.{digits}f} to {high:.{digits}f}){judged}")
+    print(f"Longest prefix of 512 pages, {ASKED} lookups a round, {arguments.rounds} rounds, medians:")
+    for line in looked_up:
+        print(line)
     return 0
 
 
