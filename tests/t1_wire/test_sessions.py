@@ -11,7 +11,7 @@ from t1_wire.strategies import unhurried
 
 from curvfs.errors import LocalProtocolError, NotFound, RemoteProtocolError
 from curvfs.wire.codes import RequestStatus, ResponseStatus, RpcCode
-from curvfs.wire.frame import HEARTBEAT, FrameHead, decode_head
+from curvfs.wire.frame import FIXED_BYTES, HEARTBEAT, FrameHead, decode_head
 from curvfs.wire.records import encode_error
 from curvfs.wire.session import BlockStream, ServerSession, StreamState, UnaryCalls
 
@@ -208,6 +208,22 @@ def test_rule_8_a_write_ends_only_when_all_was_answered() -> None:
             worker.send(end)
         worker.answer()
         worker.send(end)
+
+
+def test_rule_8_a_new_block_may_go_whole() -> None:
+    for answers, state in (
+        ((True, True, True), StreamState.CLOSED),
+        ((False, False, False), StreamState.CLOSED),
+        ((True, False, False), StreamState.FAILED),
+    ):
+        worker = Worker()
+        before, behind = worker.stream.whole(b"open", 5, b"done")
+        opening = decode_head(before)
+        worker.sent = [opening, decode_head(before[-FIXED_BYTES:]), decode_head(behind)]
+        assert [head.request for head in worker.sent] == [OPEN, RUNNING, COMPLETE]
+        assert worker.sent[1].data_len == 5 and worker.stream.outstanding == 3
+        assert [worker.answer(ok) for ok in answers] == [OPEN, RUNNING, COMPLETE]
+        assert (worker.stream.state, worker.stream.outstanding) == (state, 0)
 
 
 def test_rule_9_reads_are_never_cancelled() -> None:

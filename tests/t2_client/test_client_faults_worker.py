@@ -337,7 +337,8 @@ class WritingWorker(Fake):
             self.content[self._position : self._position + len(request.data)] = request.data
             self._position += len(request.data)
         elif request.status is RequestStatus.COMPLETE:
-            assert message.block.block_size == len(self.content)
+            if message.block.block_size != len(self.content):
+                raise Refuse(COMMON, "length mismatch")
             self.completed = True
         else:
             self.cancelled = True
@@ -465,6 +466,56 @@ async def test_a_new_block_that_no_worker_takes_is_placed_anew() -> None:
             await writer.write(CONTENT)
         assert good.content == CONTENT
         assert last_commit(master) == (len(CONTENT), [(BLOCK, len(CONTENT), [2])])
+
+
+SMALL = CONTENT[:5000]
+
+
+async def test_a_small_file_goes_to_each_replica_in_one_exchange() -> None:
+    workers = [WritingWorker(), WritingWorker()]
+    async with writing(*workers) as (fs, master):
+        async with await fs.create("/f", replicas=2) as writer:
+            assert writer.takes_whole
+            await writer.write_whole(SMALL)
+            assert not writer.takes_whole and writer.length_bytes == len(SMALL)
+        assert [bytes(worker.content) for worker in workers] == [SMALL, SMALL]
+        assert all(worker.completed for worker in workers)
+        assert last_commit(master) == (len(SMALL), [(BLOCK, len(SMALL), [1, 2])])
+
+
+@pytest.mark.parametrize("status_", [RequestStatus.OPEN, RequestStatus.RUNNING, RequestStatus.COMPLETE])
+@pytest.mark.parametrize("error", [Refuse(COMMON, "Not enough space"), Close()], ids=["refused", "closed"])
+async def test_a_small_file_leaves_a_replica_behind_that_fails(status_: RequestStatus, error: Exception) -> None:
+    bad, good = WritingWorker(fail(error, at=status_)), WritingWorker()
+    async with writing(bad, good) as (fs, master):
+        async with await fs.create("/f", replicas=2) as writer:
+            await writer.write_whole(SMALL)
+        assert good.content == SMALL
+        assert last_commit(master) == (len(SMALL), [(BLOCK, len(SMALL), [2])])
+
+
+async def test_a_small_file_that_no_worker_takes_is_placed_anew_or_fails() -> None:
+    bad, good = WritingWorker(fail(Close(), at=RequestStatus.OPEN)), WritingWorker()
+    others: list[Fake] = [good]
+
+    def assign(request: Any, message: Any) -> pb.AssignWorkerResponse:
+        chosen = [entry for entry in addresses(bad, *others) if entry.worker_id not in message.exclude_workers]
+        return pb.AssignWorkerResponse(block=pb.LocatedBlockProto(block=message.block, locs=chosen))
+
+    def add_block(request: Any, message: Any) -> pb.LocatedBlockProto:
+        return pb.LocatedBlockProto(block=pb.ExtendedBlockProto(id=BLOCK), locs=addresses(bad))
+
+    async with writing(bad, good, assign_worker=assign, add_block=add_block) as (fs, master):
+        async with await fs.create("/f") as writer:
+            await writer.write_whole(SMALL)
+        assert good.content == SMALL
+        assert last_commit(master) == (len(SMALL), [(BLOCK, len(SMALL), [2])])
+        others.clear()
+        writer = await fs.create("/g")
+        with pytest.raises(CurvfsError):
+            await writer.write_whole(SMALL)
+        await writer.abort()
+        assert last_commit(master) == (0, [])
 
 
 async def test_commits_are_kept_until_a_complete_file_has_carried_them() -> None:
