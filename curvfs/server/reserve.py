@@ -19,6 +19,8 @@ class Reserve:
 
     def __init__(self, database: str) -> None:
         self._path = Path(f"{database}-reserve")
+        #: It was given up and not taken again: what is left of it is for deletions.
+        self.spent = False
 
     def keep(self) -> None:
         """Take the room, if there is any and it is not taken yet."""
@@ -32,6 +34,7 @@ class Reserve:
             try:
                 with self._path.open("xb") as file:
                     os.posix_fallocate(file.fileno(), 0, size_bytes)
+                self.spent = False
             except OSError:
                 self._path.unlink(missing_ok=True)
 
@@ -41,4 +44,5 @@ class Reserve:
             self._path.unlink()
         except OSError:
             return False
+        self.spent = True
         return True

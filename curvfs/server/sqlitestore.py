@@ -281,6 +281,10 @@ class SqliteMetaStore(MetaStore):
     # ---------------------------------------------------------------------------------------------------- writing
 
     def apply(self, change: Change) -> None:
+        if self._reserve.spent and not change.removes:
+            self._reserve.keep()
+            if self._reserve.spent:
+                raise refusal(OUT_OF_SPACE, "No space left for the metadata")
         try:
             self._commit(change)
         except RemoteError as error:
