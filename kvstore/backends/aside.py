@@ -21,6 +21,7 @@ from kvstore.backends.staging import Entry, Staging, StagingStore
 
 TRASH = ".trash"
 QUARANTINE = ".quarantine"
+_MOVE_TRIES = 4
 
 
 class Aside:
@@ -41,15 +42,15 @@ class Aside:
         return self._move(f"{self._prefix}/{name}", directory, _flat(name))
 
     def _move(self, path: str, directory: str, name: str) -> bool:
-        for made in (False, True):
+        for left in reversed(range(_MOVE_TRIES)):
             try:
                 self._store.move(path, f"{directory}/{name}", replace=True)
             except CurvfsError as error:
                 if not self._store.is_there(path):
                     return False
-                if made:
+                if not left:
                     raise error
-                self._store.make_directory(directory)
+                self._store.make_directory(directory)  # others may remove it while it is empty
             else:
                 return True
         return False

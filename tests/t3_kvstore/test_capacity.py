@@ -538,3 +538,22 @@ def test_what_was_withdrawn_is_not_spent_unsaid() -> None:
         ledger.spent_bytes -= 3 * OBJECT_BYTES
         ledger.say()
         assert ledger.left_bytes == OBJECT_BYTES
+
+
+def test_evicting_into_a_trash_that_others_empty(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever needs room removes the minute that another one has just made."""
+    store = directory.open(PAGE)
+    assert all(put(store, 1, 2))
+    records = store._backend.records
+    make, removed = records.make_directory, []
+
+    def made(path: str) -> str:
+        found = make(path)
+        if "/.trash/" in path and len(removed) < 2:
+            records.remove_directory(path)
+            removed.append(path)
+        return found
+
+    monkeypatch.setattr(records, "make_directory", made)
+    assert store.evict(keys_of(store, 1, 2)) == [True, True]
+    assert len(removed) == 2
