@@ -275,7 +275,7 @@ def main() -> int:
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.number)
     # Not below a directory that other users may not enter.
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         scratch.chmod(0o755)
         with mounted(scratch, "--allow-other", "--embedded", scratch / "pool") as mount:

@@ -11,7 +11,7 @@ from tests.t4_mount.mounts import mounted
 
 def test_every_result_is_the_local_file_systems() -> None:
     # Other users may not enter pytest's directories.
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         scratch.chmod(0o755)
         with mounted(scratch, "--allow-other", "--embedded", scratch / "pool") as mount:
