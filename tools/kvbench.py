@@ -23,7 +23,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.units import MIB, format_size, parse_size
 from curvfs.world import World
 from tools.bench.fio import run_fio, speeds
+from tools.bench.spread import settle, spread
 from tools.kvscale import serving
 
 WORLD = World.real()
@@ -62,17 +62,6 @@ def fio(directory: Path, action: str, *, size_bytes: int, count: int, depth: int
         *(["--create_on_open=1"] if action == "write" else []),
     ]
     return speeds(run_fio(words))[action]
-
-
-def spread(directory: Path) -> None:
-    """Have the file system put directories made in this one far from each other, where it can do that."""
-    if shutil.which("chattr"):
-        subprocess.run(["chattr", "+T", directory], check=False, capture_output=True)
-
-
-def settle(directory: Path) -> None:
-    """Wait until the disk is done with what was written and deleted."""
-    subprocess.run(["sync", "-f", directory], check=False, capture_output=True)
 
 
 def timed(function: Callable[[], object]) -> tuple[float, float]:

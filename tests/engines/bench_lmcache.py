@@ -23,6 +23,8 @@ from typing import Any
 
 from places import ROOT, Server, mounted, served
 
+from tools.bench.spread import settle, spread
+
 RESULTS = ROOT / "docs" / "results" / "lmcache-l2.md"
 #: KiB of an object -> objects of a submit, submits measured.
 SIZES = {14336: (8, 10), 256: (8, 40)}
@@ -100,20 +102,25 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whatever ends it, nothing stays mounted
     work = Path(tempfile.mkdtemp(prefix="lmcache-bench-", dir=options.directory))
+    spread(work)
     try:
         with served(work / "pool") as server, mounted(work / "mount", server.url + "/") as mount:
-            for place in (work / "ours", work / "theirs", mount / "plain"):
-                place.mkdir()
+            (mount / "plain").mkdir()
             found: dict[tuple[int, str], list[dict[str, float]]] = {}
             for size_kib in options.sizes:
                 for _ in range(options.rounds):
-                    for name, adapter in variants(work, mount, server).items():
+                    for name in variants(work, mount, server):
                         if not re.search(options.only, name):
                             continue
-                        result = measured(adapter, size_kib)
+                        place = Path(tempfile.mkdtemp(dir=work))
+                        (place / "ours").mkdir()
+                        (place / "theirs").mkdir()
+                        result = measured(variants(place, mount, server)[name], size_kib)
                         found.setdefault((size_kib, name), []).append(result)
                         print(f"{size_kib} KiB {name}: {result}", flush=True)
-                        emptied(work / "ours", work / "theirs", mount / "plain", mount / "kv")
+                        shutil.rmtree(place)
+                        emptied(mount / "plain", mount / "kv")
+                        settle(work)
                         time.sleep(1.0)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from places import ROOT, Server, mounted, served
 
+from tools.bench.spread import settle, spread
+
 #: Stores and loads fresh content below a directory of its own; seconds of the one and the other.
 Measure = Callable[[], tuple[float, float]]
 
@@ -25,15 +27,19 @@ def run(title: str, moved_bytes: int, variants: Callable[[Path, Path, Server], d
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="engine-bench-", dir=options.directory))
     found: dict[str, list[tuple[float, float]]] = {}
+    spread(work)
     try:
         with served(work / "pool") as server, mounted(work / "mount", server.url + "/") as mount:
             for _ in range(options.rounds):
-                for name, measure in variants(work, mount, server).items():
-                    for place in (work / "ours", work / "theirs", mount / "plain"):
-                        shutil.rmtree(place, ignore_errors=True)
-                        place.mkdir()
-                    found.setdefault(name, []).append(measure())
+                for name in variants(work, mount, server):
+                    place = Path(tempfile.mkdtemp(dir=work))
+                    for directory in (place / "ours", place / "theirs", mount / "plain"):
+                        directory.mkdir()
+                    found.setdefault(name, []).append(variants(place, mount, server)[name]())
                     print(f"{name}: stored and loaded in {found[name][-1]} s", flush=True)
+                    for directory in (place, mount / "plain"):
+                        shutil.rmtree(directory)
+                    settle(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     commit = subprocess.run(
