@@ -80,6 +80,8 @@ class Lookup:
     found: dict[str, Found] = field(default_factory=dict, repr=False)
     #: Stored pages behind these that would take longer to load than to compute, or whose worker does not answer.
     withheld_pages: int = 0
+    #: How long it took: a ``get`` with it gets less time, so that both together take no longer than computing would.
+    took_s: float = field(default=0.0, compare=False, repr=False)
 
 
 class KVStore:
@@ -270,20 +272,24 @@ class KVStore:
         withheld, pages = pages - worth, worth
         if withheld:
             promised = {name: promised[name] for name in names[:pages]}
-        self._counters.looked_up(pages, self._world.clock.monotonic_s() - started_s)
-        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised, withheld)
+        took_s = self._world.clock.monotonic_s() - started_s
+        self._counters.looked_up(pages, took_s)
+        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised, withheld, took_s)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """Tell that the model computed so many tokens in that time: lookups leave out what would take longer to load.
         Passed over where the store was opened with a rate. Raises UsageError."""
         self._health.observe_prefill(tokens, seconds)
 
-    def _worth_waiting_s(self, pages: int, limit_s: float, timeout_s: float | None) -> float:
-        """A deadline: as the caller has it, else the limit, but no longer than it takes to compute the pages."""
+    def _worth_waiting_s(
+        self, pages: int, limit_s: float, timeout_s: float | None, *, waited_s: float = 0.0
+    ) -> float:
+        """A deadline: as the caller has it, else the limit, but no longer than it takes to compute the pages, less what
+        was waited already."""
         if timeout_s is not None:
             return timeout_s
         compute_s = self._health.compute_s(pages)
-        return limit_s if compute_s is None else min(limit_s, max(compute_s, _SHORTEST_S))
+        return limit_s if compute_s is None else min(limit_s, max(compute_s - waited_s, _SHORTEST_S))
 
     def _worth(self, promised: Mapping[str, Found]) -> int:
         """How many of these pages to promise. Places that would be too slow are measured again in the background."""
@@ -402,7 +408,7 @@ class KVStore:
     ) -> Transfer:
         promised = {} if lookup is None else lookup.found
         if lookup is not None:
-            timeout_s = self._worth_waiting_s(len(keys), self._timeout_s, timeout_s)
+            timeout_s = self._worth_waiting_s(len(keys), self._timeout_s, timeout_s, waited_s=lookup.took_s)
         transfer, pages = self._begin(keys, plans, timeout_s, form, promised)
         for page in pages:
             page.found = promised.get(page.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -291,6 +292,22 @@ def test_a_get_ends_when_computing_would_be_done(directory: Directory) -> None:
     room = empty(PAGE, 16)
     assert store.get(hit.keys, room, lookup=hit).result() == [Miss.DEADLINE] * 16
     assert time.monotonic() - begun_s < 3  # computing takes 160 ms
+    disk.go.set()
+
+
+def test_what_a_lookup_took_is_taken_from_its_get(directory: Directory) -> None:
+    disk = SlowDisk()
+    store = directory.open(
+        PAGE, world=World(disk=disk), engine="threads", direct=False, prefill_tokens_per_s=64.0, timeout_s=60
+    )
+    assert all(put(store, *range(16)))
+    hit = store.lookup(keys_of(store, *range(16)))
+    assert hit.took_s > 0
+    disk.go.clear()
+    begun_s = time.monotonic()
+    slow = dataclasses.replace(hit, took_s=15.9)  # computing takes 16 s
+    assert store.get(slow.keys, empty(PAGE, 16), lookup=slow).result() == [Miss.DEADLINE] * 16
+    assert time.monotonic() - begun_s < 8
     disk.go.set()
 
 
