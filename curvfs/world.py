@@ -1,11 +1,12 @@
 """The one world: clock, random numbers, network, disk and threads, injected into every layer.
 
-Nothing but this module, :mod:`curvfs.network` and :mod:`curvfs.disk` imports ``time``, ``random``, ``socket`` or
+Nothing but this module, :mod:`curvfs.sockets` and :mod:`curvfs.disk` imports ``time``, ``random``, ``socket`` or
 ``threading``, or calls ``os.pread`` and friends (ruff's banned-api rule holds that). What needs one of them takes a
 :class:`World` and uses its five parts, so that the seeded simulation (``World.simulated(seed)``, see
 :mod:`curvfs.simworld`) runs the very same code on a virtual clock, a lossy network and a disk that loses power.
 
-trio itself may be imported anywhere: its timeouts follow trio's clock, which the simulation replaces.
+trio itself may be imported anywhere: its timeouts follow trio's clock, which the simulation replaces. Here it is
+imported when it is used: a store of a directory never does, and takes half as long to import.
 
 Errors: :class:`Network` raises :class:`~curvfs.errors.TransportError` only; :class:`Disk` raises ``OSError`` as ``os``
 does, to be mapped at the edge that knows what was being done.
@@ -17,6 +18,7 @@ import abc
 import os
 import queue
 import random
+import socket
 import threading
 import time
 import uuid
@@ -24,12 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, TypeVarTuple
 
-import trio
-
 from curvfs.buffers import Buffer
 from curvfs.disk import DirectIo, Disk, RealDisk
-from curvfs.errors import CurvfsError
-from curvfs.network import Listener, Network, RealNetwork, Stream
+from curvfs.errors import ConnectFailed, CurvfsError
+from curvfs.network import Listener, Network, Stream
 
 __all__ = [
     "Buffer",
@@ -69,6 +69,8 @@ class Clock(abc.ABC):
 
     async def sleep(self, duration_s: float) -> None:
         """Sleep in a trio task, on trio's clock, which the simulation replaces."""
+        import trio
+
         await trio.sleep(duration_s)
 
     @abc.abstractmethod
@@ -159,6 +161,8 @@ class ThreadPool(abc.ABC):
 
 class RealThreads(Threads):
     async def run(self, function: Callable[[*Ts], T], *args: *Ts, abandon_on_cancel: bool = False) -> T:
+        import trio
+
         return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=abandon_on_cancel)
 
     def start(self, function: Callable[[], None], *, name: str) -> ThreadHandle:
@@ -197,6 +201,33 @@ class RealThreadPool(ThreadPool):
         for worker in self._workers:
             worker.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not any(worker.is_alive() for worker in self._workers)
+
+
+# -------------------------------------------------------------------------------------------------------- network
+
+
+class RealNetwork(Network):
+    async def connect(self, host: str, port: int) -> Stream:
+        from curvfs import sockets
+
+        return await sockets.connect(host, port)
+
+    async def listen(self, host: str, port: int) -> Listener:
+        from curvfs import sockets
+
+        return await sockets.listen(host, port)
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    def send_datagram(self, address: str, content: bytes) -> None:
+        name = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            try:
+                sock.settimeout(1.0)
+                sock.sendto(content, name)
+            except OSError as error:
+                raise ConnectFailed(f"Nobody takes datagrams at {address}: {error.strerror or error}.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------- world

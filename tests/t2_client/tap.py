@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from curvfs.network import RealNetwork, SocketStream
+from curvfs.sockets import SocketStream
 from curvfs.wire.codes import REQUEST_MESSAGE, RequestStatus, RpcCode
 from curvfs.wire.frame import FIXED_BYTES, decode_head
 from curvfs.wire.messages import decode
-from curvfs.world import Stream
+from curvfs.world import RealNetwork, Stream
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def test_without_torch_and_numpy_the_library_imports_and_works(directory: Direct
             content, got = bytes(range(256)), bytearray(256)
             assert store.put(keys, [content]).result() == [256]
             assert store.get(keys, [got]).result() == [256] and got == content
-        assert not {{"torch", "numpy"}} & set(sys.modules)
+        assert not {{"torch", "numpy", "trio"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -211,5 +211,5 @@ def test_the_import_is_quick() -> None:
         return min(float(run.stdout) for run in runs)
 
     taken_s = cpu_s("kvstore")
-    if taken_s > 0.150:  # a busy machine? then trio, most of it, is as slow
+    if taken_s > 0.150:  # a busy machine? then trio, which it does without, is as slow
         assert taken_s <= 2 * cpu_s("trio")
