@@ -11,6 +11,8 @@ from collections import deque
 
 import trio
 
+# Now and not at the first connection: a process may have dropped its rights by then.
+import curvfs.sockets  # noqa: F401
 from curvfs.errors import ConnectionLost, CurvfsError, RemoteProtocolError, TransportError
 from curvfs.net.transport import FrameStream
 from curvfs.units import KIB
