@@ -6,6 +6,7 @@ import enum
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from curvfs.client.paths import name_of
@@ -29,7 +30,7 @@ from curvfs.client.records import (
     WorkerInfo,
 )
 from curvfs.errors import InvalidRequest, RemoteProtocolError
-from curvfs.wire.messages import pb
+from curvfs.wire.messages import decode, pb
 
 E = TypeVar("E", bound=enum.IntEnum)
 
@@ -37,6 +38,9 @@ E = TypeVar("E", bound=enum.IntEnum)
 _RDEV_XATTR = "curvine.rdev"
 _INTERNAL_XATTRS = frozenset((_RDEV_XATTR, "curvine.i_flags"))
 _U32 = struct.Struct("<I")
+#: Answers up to this length are recognised when they come again, so many of them.
+_KNOWN_BYTES = 2048
+_KNOWN_COUNT = 1024
 
 
 @contextmanager
@@ -125,6 +129,19 @@ def located(answer: pb.FileBlocksProto, path: str) -> Located:
         )
         offset += block.block_size
     return Located(file_status(answer.status, path), tuple(blocks))
+
+
+def _located_in(answer: bytes, path: str) -> Located:
+    return located(decode(pb.GetBlockLocationsResponse, answer).blocks, path)
+
+
+_known_located = lru_cache(_KNOWN_COUNT)(_located_in)
+
+
+def located_in(answer: bytes, path: str) -> Located:
+    """The same from the encoded answer. Who opens small files again and again gets the same answers, and to read one
+    costs more than to ask for it: what came before is known. Raises RemoteProtocolError."""
+    return (_known_located if len(answer) <= _KNOWN_BYTES else _located_in)(answer, path)
 
 
 def filesystem_info(answer: pb.GetFilesystemInfoResponse) -> FilesystemInfo:

@@ -560,7 +560,7 @@ class CurvineFileSystem:
     async def locate(self, path: str) -> Located:
         """Status and blocks (GetBlockLocations). Raises NotFound, IsADirectory."""
         full = self._for_reading(path)
-        return convert.located(await self._calls.block_locations(full), paths.normalize(path))
+        return convert.located_in(await self._calls.encoded_locations(full), paths.normalize(path))
 
     async def locate_many(self, names: Sequence[str]) -> builtins.list[Located | CurvfsError]:
         """:meth:`locate` of all paths, pipelined: a few round trips. A path's own failure stands in its place."""

@@ -129,9 +129,12 @@ class MasterCalls:
         return answer.statuses
 
     async def block_locations(self, path: str) -> pb.FileBlocksProto:
-        request = pb.GetBlockLocationsRequest(path=path)
-        answer = await self.call(RpcCode.GET_BLOCK_LOCATIONS, request, pb.GetBlockLocationsResponse, f"open {path}")
-        return answer.blocks
+        return decode(pb.GetBlockLocationsResponse, await self.encoded_locations(path)).blocks
+
+    async def encoded_locations(self, path: str) -> bytes:
+        """The answer as it came: a GetBlockLocationsResponse."""
+        request = encode(pb.GetBlockLocationsRequest(path=path))
+        return await self._masters.call(RpcCode.GET_BLOCK_LOCATIONS, request, doing=f"open {path}")
 
     async def block_locations_many(self, paths: Sequence[str]) -> list[pb.FileBlocksProto | CurvfsError]:
         """Pipelined; a path's failure stands in its place."""

@@ -104,7 +104,7 @@ class FileStatus:
     ``length_bytes`` of a directory is 0 here; its number of entries is ``children``. ``ctime_ms`` falls back to
     ``mtime_ms`` where the server does not tell it. ``is_complete`` is False while any writer is registered, for good
     after a writer died: it says nothing about whether the file can be read (4.3). ``xattrs`` are without the internal
-    names of section 4.14.
+    names of section 4.14, and not to be changed: those who ask for the same file may be given the same record.
     """
 
     id: int
