@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -67,16 +67,17 @@ class Reuse:
 
     A hit is the longest prefix of a request's blocks that is resident when the request comes; then all its blocks are
     used in order. LRU keeps the blocks of a small pool in a larger one too, so one pass that notes for each block how
-    many others were used since (a Fenwick tree over time) answers for all sizes.
+    many others were used since (a Fenwick tree over time) answers for all sizes. ``told`` hears which part is done.
     """
 
-    def __init__(self, requests: Iterable[Request]) -> None:
+    def __init__(self, requests: Iterable[Request], told: Callable[[float], None] = lambda part: None) -> None:
         #: For each request the capacity, in blocks, that each block of its prefix needs; ascending.
         self.needs: list[list[int]] = []
         self.blocks = 0
         prompts = [request.blocks for request in requests]
         recency = _Recency(sum(map(len, prompts)))
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
+            told(number / len(prompts))
             self.blocks += len(prompt)
             self.needs.append(list(accumulate(recency.ranks(prompt), max)))
             recency.use(prompt)

@@ -13,6 +13,7 @@ from curvfs.units import GIB, KIB, format_size
 from curvfs.world import World
 from tools.jsonoption import Json
 from tools.plots import Line, draw_png, draw_terminal
+from tools.progress import ProgressLine
 from tools.size import estimate
 from tools.size.estimate import Hardware, Load, Pages
 from tools.size.models import MODELS, Model, find_model
@@ -138,7 +139,9 @@ def size(
     line = None
     if trace:
         requests = read_trace(trace, world)
-        reuse = Reuse(requests)
+        trace_bytes = world.disk.stat(trace).st_size
+        with ProgressLine(world, wanted=not as_json) as progress:
+            reuse = Reuse(requests, lambda part: progress(part, int(part * trace_bytes), "counting repeated blocks"))
         report |= _trace_section(requests, reuse, pages, hardware, trace_block_tokens, rate, at_blocks or [])
         line = _curve_line(report["trace"]["curve"])
     elif context_tokens is not None:
