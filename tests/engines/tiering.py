@@ -130,6 +130,24 @@ class Tiering:
             self.manager.on_request_finished(context)
         return told
 
+    def found_in_tier(self, key: OffloadKey, timeout_s: float = 60) -> ReqContext:
+        """A request that asks for a chunk until the tier has answered that it has it; the load begins when the manager is
+        asked next."""
+        context = self.request()
+        assert self.tier.lookup(key, context) is LookupResult.RETRY
+        self.tier.on_schedule_end(None)
+        begin = time.monotonic()
+        while (answer := self.tier.lookup(key, context)) is LookupResult.RETRY:
+            assert time.monotonic() - begin < timeout_s, "the tier did not answer in time"
+            self.tier.on_schedule_end(None)
+            time.sleep(0.002)
+        assert answer is LookupResult.HIT
+        return context
+
+    def finish(self, context: ReqContext) -> None:
+        with self.manager.lock:
+            self.manager.on_request_finished(context)
+
     def read(self, keys: list[OffloadKey]) -> list[bytes]:
         """Chunks that are hits, as a GPU would get them."""
         with self.manager.lock:
