@@ -110,8 +110,8 @@ def test_damage_is_a_miss_and_the_others_arrive(tmp_path: Path, loan: bool) -> N
 
 
 def test_a_pool_that_hangs_blocks_nobody(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """With the server stopped in the middle of loads, stores and lookups every call of the scheduler comes back at once;
-    lookups become misses, jobs end at their deadlines. A call that waited would take a second at least."""
+    """With the server stopped in the middle of loads, stores and lookups every call of the scheduler comes back at
+    once; lookups become misses, jobs end at their deadlines. A call that waited would take a second at least."""
     with served(tmp_path / "pool") as server:
         place = tier(server.url, lookup_timeout_s=1, timeout_s=2)
         with Tiering(place) as one:
@@ -134,8 +134,8 @@ def test_a_pool_that_hangs_blocks_nobody(tmp_path: Path, tell: Callable[[str], N
             two.finish(request)
             longest, median = max(two.calls), statistics.median(two.calls)
             tell(
-                f"while a pool stood still for {stood_s:.1f} s, vLLM's scheduler made {len(two.calls)} calls of the tier:"
-                f" median {median * 1e6:.0f} us, longest {longest * 1e3:.1f} ms"
+                f"while a pool stood still for {stood_s:.1f} s, vLLM's scheduler made {len(two.calls)} calls of the"
+                f" tier: median {median * 1e6:.0f} us, longest {longest * 1e3:.1f} ms"
             )
             assert longest < MOST_S
             stats = two.manager.get_stats().reduce()

@@ -131,8 +131,8 @@ class Tiering:
         return told
 
     def found_in_tier(self, key: OffloadKey, timeout_s: float = 60) -> ReqContext:
-        """A request that asks for a chunk until the tier has answered that it has it; the load begins when the manager is
-        asked next."""
+        """A request that asks for a chunk until the tier has answered that it has it; the load begins when the manager
+        is asked next."""
         context = self.request()
         assert self.tier.lookup(key, context) is LookupResult.RETRY
         self.tier.on_schedule_end(None)
