@@ -53,6 +53,8 @@ class NodeWriter:
         #: With what is behind.
         self._length = 0
         self._at_work = False
+        #: The work is that of :meth:`deliver`.
+        self._closing = False
         self._work_scope = trio.CancelScope()
         #: Set, and replaced, whenever some of it is done.
         self._progress = trio.Event()
@@ -72,6 +74,7 @@ class NodeWriter:
         stream = self._stream
         if stream is not None and stream.has_attributes:
             async with self._lock:
+                await self._closed()
                 if not stream.closed:
                     self._node.refresh(await stream.settle_attributes())
 
@@ -79,6 +82,11 @@ class NodeWriter:
     def is_idle(self) -> bool:
         """Nothing is open, and nothing that was taken can be lost or has to be reported."""
         return self._stream is None and self.failed is None and not (self._behind or self._lock.locked())
+
+    @property
+    def is_closing(self) -> bool:
+        """What :meth:`deliver` left to be done is under way."""
+        return self._closing
 
     def write_now(self, data: bytes, offset_bytes: int) -> bool:
         """:meth:`write`, if nothing has to be waited for: the bytes are held back."""
@@ -95,6 +103,7 @@ class NodeWriter:
         if offset_bytes + len(data) > MAX_FILE_BYTES:
             raise FileTooLarge("A file cannot be longer than 1 PiB.", kind=9)
         async with self._lock:
+            await self._closed()
             self._check()
             stream = self._stream
             if stream is None:
@@ -150,7 +159,7 @@ class NodeWriter:
             self._append(self._stream, bytes(self._take_held()), 0)
 
     async def _work(self, stream: FileWriter) -> None:
-        """Do the writes that were taken."""
+        """Do the writes that were taken, or close what was delivered."""
         try:
             with trio.CancelScope() as self._work_scope:
                 while self._behind and self.failed is None:
@@ -158,17 +167,29 @@ class NodeWriter:
                     await stream.write_at(data, offset_bytes)
                     self._behind_bytes -= len(data)
                     self._tell_progress()
+                if self._closing:
+                    await self._close(stream)
             if self._work_scope.cancelled_caught:
                 self._fail(trio.TooSlowError())
         except BaseException as error:
             self._fail(error)
+            if self._closing:  # nobody is waiting who would give it up
+                await stream.abort()
+                self._stream = None
             if isinstance(error, trio.Cancelled):
                 raise
         finally:
             self._behind.clear()
             self._behind_bytes = 0
-            self._at_work = False
+            self._at_work = self._closing = False
             self._tell_progress()
+
+    async def _close(self, stream: FileWriter) -> None:
+        await stream.close()
+        self._stream = None
+        self.is_dirty = False
+        self._sized(stream.length_bytes)
+        await self._readers.drop(self._node)
 
     def _next_behind(self) -> tuple[int, bytes]:
         """The oldest write, with those that follow it without a gap, up to a request's size."""
@@ -196,9 +217,32 @@ class NodeWriter:
             self._fail(error)
             raise
 
+    async def _closed(self) -> None:
+        """Wait for what :meth:`deliver` left to be done."""
+        if self._closing:
+            await self._wait(lambda: False)
+
     async def _catch_up(self) -> None:
         self._release_held()
         await self._wait(lambda: False)
+
+    async def deliver(self) -> None:
+        """:meth:`publish` with ``close``, for a file that nobody else can see yet: a small one is closed behind, once
+        its workers have all its bytes. Whatever comes next waits for that, and reports what it failed with."""
+        if not self._held or self._lock.locked():
+            await self.publish(close=True)
+            return
+        async with self._lock:
+            self._check()
+            stream = self._stream
+            assert stream is not None
+            try:
+                await stream.write_whole(self._take_held())
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._at_work = self._closing = True
+            trio.lowlevel.spawn_system_task(self._work, stream)
 
     async def publish(self, *, close: bool) -> None:
         """Make what was written visible to everybody; ``close`` also lets go of the store's writer."""
@@ -211,16 +255,15 @@ class NodeWriter:
                     if held:
                         await stream.write_whole(held)
                     if close:
-                        await stream.close()
-                        self._stream = None
+                        await self._close(stream)
                     else:
                         await stream.flush()
-                    self.is_dirty = False
+                        self.is_dirty = False
+                        self._sized(stream.length_bytes)
+                        await self._readers.drop(self._node)
                 except BaseException as error:
                     self._fail(error)
                     raise
-                self._sized(stream.length_bytes)
-                await self._readers.drop(self._node)
             self._check()
 
     async def truncate(self, length_bytes: int) -> None:

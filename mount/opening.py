@@ -207,7 +207,10 @@ class Opening:
         handle = self._handles[handle_id]
         writer = handle.node.writer
         if self.has_to_flush(handle_id) and writer is not None:
-            await writer.publish(close=True)
+            if handle.node.private is None:
+                await writer.publish(close=True)
+            else:
+                await writer.deliver()
             handle.unflushed = False
 
     async def fsync(self, handle_id: int) -> None:
@@ -222,7 +225,7 @@ class Opening:
         handle = self._handles[handle_id]
         node, writer = handle.node, handle.node.writer
         last_writer = handle.writable and node.writers == 1 and writer is not None
-        if last_writer and writer is not None and not writer.is_idle:
+        if last_writer and writer is not None and not (writer.is_idle or (node.private and writer.is_closing)):
             return False
         last = node.handles == 1
         if last and ((node.away is not None and node.private is None) or not self._readers.keeps_now(node)):

@@ -24,14 +24,23 @@ class FrameStream:
     def __init__(self, stream: Stream, *, read_ahead_bytes: int = 0, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self._stream = stream
         self._max_header_bytes = max_header_bytes
-        self._buffer = memoryview(bytearray(max(FIXED_BYTES, read_ahead_bytes)))
         self._start = 0
         self._end = 0
+        self._buffer = memoryview(b"")
+        self.read_ahead(read_ahead_bytes)
 
     @property
     def peer(self) -> str:
         """``host:port`` of the other end."""
         return self._stream.peer
+
+    def read_ahead(self, size_bytes: int) -> None:
+        """From now on so many bytes may be received beyond the frame at hand."""
+        self._ahead_bytes = max(FIXED_BYTES, size_bytes)
+        if self._ahead_bytes > len(self._buffer):
+            buffer = memoryview(bytearray(self._ahead_bytes))
+            buffer[: self._end] = self._buffer[: self._end]
+            self._buffer = buffer
 
     @property
     def has_more(self) -> bool:
@@ -128,6 +137,6 @@ class FrameStream:
             if rest:
                 self._buffer[:rest] = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, rest
-        count = await self._stream.recv_into(self._buffer[self._end :])
+        count = await self._stream.recv_into(self._buffer[self._end : self._ahead_bytes])
         self._end += count
         return count > 0

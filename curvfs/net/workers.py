@@ -6,6 +6,7 @@ freshest used first. Running frames may be pipelined: the owner sends several be
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from curvfs.world import Buffer, World
 
 #: Streams of :meth:`WorkerPool.ask` in flight: their answers fit any receive buffer, so sending cannot get stuck.
 _ASK_AT_ONCE = 128
+#: The answers to a block that is written in one exchange are shorter than this.
+_ANSWERS_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +58,31 @@ class WorkerPool:
         self._idle: dict[WorkerKey, list[_Idle]] = {}
 
     async def open(
-        self, worker: WorkerKey, code: int, header: bytes, *, doing: str, req_id: int | None = None
+        self,
+        worker: WorkerKey,
+        code: int,
+        header: bytes,
+        *,
+        doing: str,
+        req_id: int | None = None,
+        timeout_s: float | None = None,
     ) -> tuple[BlockChannel, bytes]:
         """Open a block stream; the channel and the header of the worker's answer. ``req_id`` is for headers that name
-        the stream's own.
+        the stream's own. ``timeout_s`` bounds connecting and each exchange, where that is less than the settings say.
 
         A pooled connection that turns out to be stale is replaced once: an Open changes nothing that a second one
         would not (5.2). Raises RemoteError when the worker refuses, TransportError when it does not answer.
         """
         idle = self._take(worker)
         if idle is not None:
-            channel = BlockChannel(self, worker, idle, code, doing, req_id)
+            channel = BlockChannel(self, worker, idle, code, doing, req_id, timeout_s)
             try:
                 return channel, await channel.open(header)
             except ConnectionLost:
                 self.stats["worker_stale_connections"] += 1
                 await self._close_idle(worker)  # the others are as old: the worker was restarted
-        channel = BlockChannel(self, worker, await self._connect(worker, doing), code, doing, req_id)
+        frames = await self._connect(worker, doing, timeout_s)
+        channel = BlockChannel(self, worker, frames, code, doing, req_id, timeout_s)
         return channel, await channel.open(header)
 
     async def ask(
@@ -136,8 +147,8 @@ class WorkerPool:
             return None
         return found.pop().frames
 
-    async def _connect(self, worker: WorkerKey, doing: str) -> FrameStream:
-        timeout_s = self.config.connect_timeout_s
+    async def _connect(self, worker: WorkerKey, doing: str, timeout_s: float | None = None) -> FrameStream:
+        timeout_s = min(self.config.connect_timeout_s, math.inf if timeout_s is None else timeout_s)
         try:
             with trio.fail_after(timeout_s):
                 return FrameStream(await self.world.net.connect(worker.host, worker.port))
@@ -188,8 +199,10 @@ class BlockChannel:
         code: int,
         doing: str,
         req_id: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._pool = pool
+        self._timeout_s = min(pool.config.data_timeout_s, math.inf if timeout_s is None else timeout_s)
         self._frames = frames
         self._stream = BlockStream(code, pool.world.random.request_id() if req_id is None else req_id)
         self._doing = doing
@@ -245,7 +258,9 @@ class BlockChannel:
             before, behind = self._stream.whole(open_header, len(payload), complete_header)
             with self._exchange():
                 await self._frames.send(before, payload, behind)
+                self._frames.read_ahead(_ANSWERS_BYTES)  # which come together
                 replies = [await self._receive() for _ in range(self._stream.outstanding)]
+                self._frames.read_ahead(0)
             opened, *_ = [self._accepted(reply) for reply in replies]
             return opened.header
         finally:
@@ -332,7 +347,7 @@ class BlockChannel:
     @contextmanager
     def _exchange(self) -> Iterator[None]:
         """Bound an exchange with the worker and tell failures with what was being done."""
-        timeout_s = self._pool.config.data_timeout_s
+        timeout_s = self._timeout_s
         if self._broken:
             raise ConnectionLost(f"Cannot {self._doing}: the stream to {self.worker} broke off before.")
         try:

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.t4_mount.mounts import Mount, mounted, refused, server_pid, start_mount, wait_for
+from tests.t4_mount.relay import Gate, relayed
 
 NO_ANSWER = {errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EIO, errno.EAGAIN}
 
@@ -264,6 +265,38 @@ def test_a_dead_server_is_heard_of_at_close(tmp_path: Path) -> None:
         for name in fds:
             if name in published or (mount.kv / name).exists():
                 assert (mount.kv / name).read_bytes() == b"held back"
+
+
+@pytest.mark.parametrize("how", ["hold", "cut"])
+def test_a_silent_master_after_the_bytes_are_written(tmp_path: Path, how: str) -> None:
+    """close(2) waits for the workers, not for the master; whatever comes next does, and publishes all or nothing."""
+    with relayed(tmp_path / "pool") as (url, _, _):
+        master = Gate(int(url.rstrip("/").rpartition(":")[2]))
+        try:
+            with mounted(tmp_path, "-o", "op_timeout=2", f"curvine://127.0.0.1:{master.port}/") as mount:
+                kv = mount.kv
+                warm(mount)
+                fd = os.open(kv / "a.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.write(fd, b"content")
+                getattr(master, how)()
+                began_s = time.monotonic()
+                os.close(fd)
+                assert time.monotonic() - began_s < 1.5
+                with pytest.raises(OSError) as caught:
+                    os.rename(kv / "a.tmp", kv / "a")
+                assert caught.value.errno in NO_ANSWER
+                master.mend()
+
+                def published() -> bool:
+                    try:
+                        return publish(kv, "a", b"again").read_bytes() == b"again"
+                    except OSError:
+                        return False
+
+                wait_for(published, 20.0, "the master")
+                assert sorted(os.listdir(kv)) == ["a", "warm"]
+        finally:
+            master.close()
 
 
 def test_killed_between_close_and_rename(tmp_path: Path) -> None:
