@@ -59,9 +59,11 @@ class _Writing:
 
 @dataclass(frozen=True, slots=True)
 class OpenWrite:
-    """A block open for writing: the file to fill, and what :meth:`BlockStore.writing` wants to see."""
+    """A block open for writing: the file to fill, a descriptor of it when one was asked for, and what
+    :meth:`BlockStore.writing` wants to see."""
 
     path: str
+    fd: int | None
     generation: object
 
 
@@ -174,8 +176,9 @@ class BlockStore:
         """The file that a block's writer fills."""
         return self.layout.staging(block_id)
 
-    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None) -> OpenWrite:
-        """Open a block for a writer: make or find its file, reserve space, apply a pending allocation.
+    def begin(self, block_id: int, capacity_bytes: int, alloc: AllocOptions | None, *, lend: bool) -> OpenWrite:
+        """Open a block for a writer: make or find its file, reserve space, apply a pending allocation. ``lend`` a
+        descriptor of it, which the caller closes.
 
         Slow where a published block has to be copied.
         """
@@ -184,32 +187,41 @@ class BlockStore:
         if added > 0 and self.space().available_bytes < added:
             raise common(f"Not enough space in storage dir for block {block_id}: {capacity_bytes} bytes are needed")
         path = self.writer_path(block_id)
-        if writing is None:
-            writing = self._writing[block_id] = _Writing(busy=True)
-            try:
-                writing.published_bytes = self._make_writer_file(block_id, path, alloc)
-                writing.size_bytes = self._size(path) or 0
-            except BaseException:
-                del self._writing[block_id]
-                raise
-            writing.busy = False
-        with self._busy(block_id, writing):
-            if alloc is not None:
-                self._allocate(path, capacity_bytes, alloc)
-                writing.size_bytes = alloc.length_bytes
+        fd: int | None = None
+        try:
+            if writing is None:
+                writing = self._writing[block_id] = _Writing(busy=True)
+                try:
+                    fd = self._make_writer_file(block_id, path, alloc, writing)
+                except BaseException:
+                    del self._writing[block_id]
+                    raise
+                writing.busy = False
+            with self._busy(block_id, writing):
+                if alloc is not None:
+                    self._allocate(path, capacity_bytes, alloc)
+                    writing.size_bytes = alloc.length_bytes
+            if lend and fd is None:
+                fd = self._open_staging(block_id)
+        except BaseException:
+            if fd is not None:
+                self._disk.close(fd)
+            raise
+        if fd is not None and not lend:
+            self._disk.close(fd)
         writing.streams += 1
         writing.capacity_bytes = capacity_bytes
-        return OpenWrite(path, writing)
+        return OpenWrite(path, fd if lend else None, writing)
 
-    def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None) -> int | None:
-        """Create the staging file; returns the length of the published block that it starts as a copy of."""
+    def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None, writing: _Writing) -> int | None:
+        """Create the staging file and note how long it is; its descriptor, when it is an empty one, else it starts as
+        a copy of the published block."""
         source = self.layout.active(block_id)
         with os_errors(f"opening block {block_id}"):
             try:
                 published = self._disk.open(source, os.O_RDONLY)
             except FileNotFoundError:
-                self._disk.close(self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-                return None
+                return self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 published_bytes = length_bytes = self._disk.fstat(published).st_size
                 if alloc is not None and alloc.truncate:
@@ -223,7 +235,8 @@ class BlockStore:
                     raise
             finally:
                 self._disk.close(published)
-        return published_bytes
+        writing.published_bytes, writing.size_bytes = published_bytes, self._size(path) or 0
+        return None
 
     def _copy(self, source: int, target_path: str, length_bytes: int) -> None:
         """Copy; where the source has a whole piece of zeros, the target has a hole."""
@@ -259,14 +272,14 @@ class BlockStore:
             finally:
                 self._disk.close(fd)
 
-    def open_staging(self, block_id: int) -> int:
-        """A descriptor to write a block that :meth:`begin` opened."""
+    def _open_staging(self, block_id: int) -> int:
+        """A descriptor of the file that a block's writers fill."""
         with os_errors(f"opening block {block_id}"):
             return self._disk.open(self.writer_path(block_id), os.O_WRONLY)
 
     @contextmanager
     def writing(self, block_id: int, generation: object) -> Iterator[None]:
-        """Around writes through a descriptor of :meth:`open_staging`: OSError becomes an error to answer with. Refuses
+        """Around writes through a descriptor that :meth:`begin` lent: OSError becomes an error to answer with. Refuses
         writers whose block another one has finished, for readers have it now."""
         if self._writing.get(block_id) is not generation and self._owner_of(block_id) is not None:
             raise common(f"Block {block_id} was completed or cancelled by another stream; open it again")
@@ -304,7 +317,8 @@ class BlockStore:
             return
         staging, active = self.layout.staging(block_id), self.layout.active(block_id)
         size_bytes = self._size(staging)
-        published_bytes = self._size(active)
+        known = self._writing.get(block_id)
+        published_bytes = self._size(active) if known is None or size_bytes is None else known.published_bytes
         if size_bytes is None:
             if published_bytes is None:
                 raise self._not_found(block_id)
@@ -318,7 +332,7 @@ class BlockStore:
                 self.unlink(staging)
                 raise common(f"Block {block_id} of {length_bytes} bytes exceeds block size {capacity_bytes}")
             if size_bytes < length_bytes and published_bytes is not None:
-                fd = self.open_staging(block_id)
+                fd = self._open_staging(block_id)
                 try:
                     self._disk.ftruncate(fd, length_bytes)
                 finally:

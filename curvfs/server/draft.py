@@ -6,8 +6,6 @@ the times of directories follow from the operations here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from curvfs.server.metastore import MetaStore, located_bytes
 from curvfs.server.records import Block, Change, Inode, Kind, Totals
 
@@ -57,7 +55,7 @@ class Draft:
 
     def new_inode_id(self) -> int:
         inode_id = self._totals.next_inode
-        self._totals = replace(self._totals, next_inode=inode_id + 1)
+        self._totals = self._totals._replace(next_inode=inode_id + 1)
         return inode_id
 
     def add(self, directory_id: int, name: str, inode: Inode) -> None:
@@ -73,7 +71,7 @@ class Draft:
 
     def link(self, directory_id: int, name: str, inode: Inode) -> None:
         """Add one more name for a file."""
-        self.put(replace(inode, nlink=inode.nlink + 1, ctime_ms=self.now_ms))
+        self.put(inode._replace(nlink=inode.nlink + 1, ctime_ms=self.now_ms))
         self._count(inode, 1)
         self.enter(directory_id, name, inode)
 
@@ -90,7 +88,7 @@ class Draft:
             self._change.doomed[inode.id] = True
             return self._store.weigh(inode.id)
         if not inode.is_dir and inode.nlink > 1:
-            self.put(replace(inode, nlink=inode.nlink - 1))
+            self.put(inode._replace(nlink=inode.nlink - 1))
             self._count(inode, -1)
             return 0, 0
         self.drop(inode)
@@ -110,13 +108,13 @@ class Draft:
         for block in self._store.blocks(inode_id)[first:]:
             self._change.blocks[block.id] = None
             self.freed.append(block.id)
-            self._totals = replace(self._totals, blocks=self._totals.blocks - 1)
+            self._totals = self._totals._replace(blocks=self._totals.blocks - 1)
 
     def append_block(self, inode: Inode, block: Block) -> Inode:
         """Add a block at the end of a file; returns (and puts) the inode that owns it."""
         self.put_block(block)
-        self._totals = replace(self._totals, blocks=self._totals.blocks + 1)
-        changed = replace(inode, next_block=inode.next_block + 1, blocks_bytes=inode.blocks_bytes + block.length_bytes)
+        self._totals = self._totals._replace(blocks=self._totals.blocks + 1)
+        changed = inode._replace(next_block=inode.next_block + 1, blocks_bytes=inode.blocks_bytes + block.length_bytes)
         self.put(changed)
         return changed
 
@@ -130,12 +128,11 @@ class Draft:
     def touch(self, inode: Inode) -> Inode:
         """The inode with mtime now; ctime follows only where the inode has one (section 4.5)."""
         ctime_ms = None if inode.ctime_ms is None else self.now_ms
-        return replace(inode, mtime_ms=self.now_ms, ctime_ms=ctime_ms)
+        return inode._replace(mtime_ms=self.now_ms, ctime_ms=ctime_ms)
 
     def _adjust(self, directory_id: int, difference: int, inode: Inode) -> None:
         directory = self.known(directory_id)
-        self.put(replace(
-            self.touch(directory),
+        self.put(self.touch(directory)._replace(
             children=directory.children + difference,
             nlink=directory.nlink + (difference if inode.kind == Kind.DIR else 0),
         ))  # fmt: skip

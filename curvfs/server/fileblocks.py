@@ -9,7 +9,7 @@ whose shrinking has not reached the worker yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from curvfs.server.behaviour import Behaviour
@@ -148,7 +148,7 @@ class FileBlocks:
         placed = self.placed(inode)
         writers = with_writer(inode.writers, options.writer)
         if writers is not inode.writers:
-            inode = replace(inode, writers=writers)
+            inode = inode._replace(writers=writers)
             draft.put(inode)
             self._tree.commit(draft)
         return inode, placed
@@ -199,7 +199,7 @@ class FileBlocks:
         draft = self._tree.draft()
         inode = draft.touch(self._settle(draft, inode, length_bytes, commits))
         if not only_flush:
-            inode = replace(inode, writers=tuple(name for name in inode.writers if name != writer))
+            inode = inode._replace(writers=tuple(name for name in inode.writers if name != writer))
         draft.put(inode)
         if attrs is not None and not only_flush:
             inode = self._tree.with_attrs(draft, inode, attrs)
@@ -225,7 +225,7 @@ class FileBlocks:
             raise common(f"Complete len is not equal to file len, complete_len = {total}, file_len = {length_bytes}")
         for block in fresh.values():
             draft.put_block(block)
-        return replace(inode, length_bytes=length_bytes, blocks_bytes=total)
+        return inode._replace(length_bytes=length_bytes, blocks_bytes=total)
 
     def _check_commit(self, inode: Inode, block: Block, commit: Commit) -> None:
         """Refuse commits of bytes that no worker can have (section 13, item 3)."""
@@ -263,7 +263,7 @@ class FileBlocks:
                 inode = self._shrink(draft, inode, options)
             else:
                 inode = self._extend(draft, inode, options)
-            inode = replace(draft.touch(inode), length_bytes=length_bytes)
+            inode = draft.touch(inode)._replace(length_bytes=length_bytes)
             draft.put(inode)
             self._tree.commit(draft)
         return inode, self.placed(inode)
@@ -298,9 +298,9 @@ class FileBlocks:
         if rest and keep < len(blocks):
             tail = blocks[keep]
             alloc = AllocOptions(options.truncate, rest, options.mode)
-            draft.put_block(replace(tail, length_bytes=rest, alloc=alloc, stored_bytes=None))
+            draft.put_block(tail._replace(length_bytes=rest, alloc=alloc, stored_bytes=None))
             kept_bytes += rest
-        return replace(inode, blocks_bytes=kept_bytes)
+        return inode._replace(blocks_bytes=kept_bytes)
 
     def _extend(self, draft: Draft, inode: Inode, options: Resize) -> Inode:
         length_bytes, block_size = options.length_bytes, inode.block_size_bytes
@@ -318,9 +318,9 @@ class FileBlocks:
             grown = min(block_size, length_bytes - start)
             waits = tail.alloc is not None or self._behaviour.grown_tail_waits
             alloc = AllocOptions(options.truncate, grown, options.mode) if waits else None
-            longer = replace(tail, length_bytes=grown, alloc=alloc, stored_bytes=None)
+            longer = tail._replace(length_bytes=grown, alloc=alloc, stored_bytes=None)
             draft.put_block(longer if waits else longer.stored_to(tail.least_bytes))
-            inode = replace(inode, blocks_bytes=inode.blocks_bytes + grown - tail.length_bytes)
+            inode = inode._replace(blocks_bytes=inode.blocks_bytes + grown - tail.length_bytes)
         for index in range(len(blocks), len(blocks) + added):
             size_bytes = min(block_size, length_bytes - index * block_size)
             hole = Block(
@@ -363,7 +363,7 @@ class FileBlocks:
             return Placed(block, block.planned)
         workers = self._place(inode, exclude, hostname)
         draft = self._tree.draft()
-        block = replace(block, planned=workers)
+        block = block._replace(planned=workers)
         draft.put_block(block)
         self._tree.commit(draft)
         return Placed(block, workers)

@@ -34,13 +34,14 @@ class InPlaceBlockStore(BlockStore):
     def needs_copy(self, block_id: int) -> bool:
         return False
 
-    def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None) -> int | None:
+    def _make_writer_file(self, block_id: int, path: str, alloc: AllocOptions | None, writing: _Writing) -> int | None:
         self._make_parent(block_id)
         size_bytes = self._size(path)
         if size_bytes is None:
             with os_errors(f"opening block {block_id}"):
-                self._disk.close(self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        return size_bytes
+                return self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        writing.published_bytes = writing.size_bytes = size_bytes
+        return None
 
     def complete(self, block_id: int, length_bytes: int, capacity_bytes: int) -> None:
         if self._owner_of(block_id) is None:

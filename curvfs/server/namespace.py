@@ -235,8 +235,7 @@ class Namespace:
         """Empty an existing file for a new writer; owner, group, mode, id, xattrs and other writers stay."""
         self.need_regular(path, inode)
         draft.drop_blocks(inode.id)
-        fresh = replace(
-            draft.touch(inode),
+        fresh = draft.touch(inode)._replace(
             length_bytes=0,
             blocks_bytes=0,
             replicas=options.replicas,
@@ -439,7 +438,7 @@ class Namespace:
             if existing.id == inode.id:
                 return False  # two names of one file: nothing to do (section 13, item 6)
             self._check_replace(target, inode, existing)
-        moved = replace(inode, ctime_ms=draft.now_ms)
+        moved = inode._replace(ctime_ms=draft.now_ms)
         draft.leave(source_dir.id, source_names[-1], inode)
         if existing is not None:
             draft.unlink(target_dir.id, target_names[-1], existing)
@@ -465,7 +464,7 @@ class Namespace:
             raise not_found(other_path)
         if is_below(one_path, other_path):
             raise refusal(INVALID_ARGUMENT, f"cannot exchange {one_path} and {other_path}: one is under the other")
-        moved = {inode.id: replace(inode, ctime_ms=draft.now_ms) for inode in (one_inode, other_inode)}
+        moved = {inode.id: inode._replace(ctime_ms=draft.now_ms) for inode in (one_inode, other_inode)}
         draft.leave(one_dir.id, one_name, one_inode)
         draft.leave(other_dir.id, other_name, other_inode)
         for inode in moved.values():
@@ -495,8 +494,7 @@ class Namespace:
             removed = set(change.remove_xattrs)
             merged = {**xattrs, **_public(change.add_xattrs)}
             xattrs = {name: value for name, value in merged.items() if name not in removed}
-        changed = replace(
-            inode,
+        changed = inode._replace(
             owner=inode.owner if change.owner is None else change.owner,
             group=inode.group if change.group is None else change.group,
             mode=inode.mode if change.mode is None else change.mode & MODE_BITS,
@@ -535,4 +533,4 @@ def _with_ttl(policy: Policy, change: AttrChange) -> Policy:
         action = change.ttl_action
     if (ttl_ms, action) == (policy.ttl_ms, policy.ttl_action):
         return policy
-    return replace(policy, ttl_ms=ttl_ms, ttl_action=action)
+    return policy._replace(ttl_ms=ttl_ms, ttl_action=action)

@@ -10,8 +10,10 @@ Specification sections 4.1, 4.4, 4.14, 4.15 and 11. All times are milliseconds s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 ROOT_ID = 1000
 
@@ -44,8 +46,7 @@ TTL_FREE = 2
 STATE_CV = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """StoragePolicyProto without the under-store part, which this server does not have."""
 
     storage_type: int = STORAGE_DISK
@@ -54,10 +55,10 @@ class Policy:
 
 
 DEFAULT_POLICY = Policy()
+_NO_XATTRS: Mapping[str, bytes] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Inode:
+class Inode(NamedTuple):
     """A file, directory, symlink or special node, without its names and blocks."""
 
     id: int
@@ -81,7 +82,7 @@ class Inode:
     blocks_bytes: int = 0
     writers: tuple[str, ...] = ()
     policy: Policy = DEFAULT_POLICY
-    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    xattrs: Mapping[str, bytes] = _NO_XATTRS
     target: str = ""
 
     @property
@@ -101,8 +102,7 @@ class Inode:
         return ends and self.mtime_ms + policy.ttl_ms <= now_ms
 
 
-@dataclass(frozen=True, slots=True)
-class AllocOptions:
+class AllocOptions(NamedTuple):
     """FileAllocOptsProto: how a worker has to size a block before it is used (offset is always 0)."""
 
     truncate: bool
@@ -110,16 +110,14 @@ class AllocOptions:
     mode: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """Where a replica of a block lies."""
 
     worker_id: int
     storage_type: int = STORAGE_DISK
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One block of a file. ``locations`` are committed; ``planned`` were chosen by AddBlock or AssignWorker and are
     not shown until the first commit (section 4.4). ``stored_bytes``: how much of it a worker was told of, where that is
     less than ``length_bytes``: the rest are zeros that no file need hold."""
@@ -140,7 +138,7 @@ class Block:
 
     def stored_to(self, stored_bytes: int) -> Block:
         """The same, of which workers have no more than that."""
-        return replace(self, stored_bytes=stored_bytes if stored_bytes < self.length_bytes else None)
+        return self._replace(stored_bytes=stored_bytes if stored_bytes < self.length_bytes else None)
 
     @property
     def inode_id(self) -> int:
@@ -163,8 +161,7 @@ class FileLock:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Counters of the whole namespace, the root not among them; a file with several names counts as often.
     ``next_inode`` is the id of the next new inode."""
 

@@ -126,9 +126,12 @@ class _Cache(Generic[K, V]):
         self._old.pop(key, None)
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _dump(value: Any) -> str | None:
     """JSON of a non-empty list or map, None of an empty one."""
-    return json.dumps(value, separators=(",", ":")) if value else None
+    return _encode(value) if value else None
 
 
 def _alloc_text(block: Block) -> str | None:
@@ -149,6 +152,7 @@ class SqliteMetaStore(MetaStore):
         self._inodes: _Cache[int, Inode] = _Cache(_CACHED_RECORDS)
         self._entries: _Cache[tuple[int, str], int] = _Cache(_CACHED_RECORDS)
         self._file_blocks: _Cache[int, tuple[Block, ...]] = _Cache(_CACHED_RECORDS)
+        self._blocks: _Cache[int, Block] = _Cache(_CACHED_RECORDS)
         self._location_sets: _Cache[str, tuple[Location, ...]] = _Cache(1_024)
         self._is_together = False
         #: What the changes that were to be kept together were undone for.
@@ -238,8 +242,11 @@ class SqliteMetaStore(MetaStore):
         return found
 
     def block(self, block_id: int) -> Block | None:
-        row = self._db.execute("SELECT * FROM block WHERE id = ?", (block_id,)).fetchone()
-        return None if row is None else self._block_of(row)
+        found = self._blocks.get(block_id)
+        if found is None:
+            row = self._db.execute("SELECT * FROM block WHERE id = ?", (block_id,)).fetchone()
+            found = None if row is None else self._block_of(row)
+        return found
 
     def block_after(self, inode_id: int, block_id: int | None) -> Block | None:
         first = (inode_id << BLOCK_BITS) - 1
@@ -346,11 +353,8 @@ class SqliteMetaStore(MetaStore):
 
     def _forget(self) -> None:
         """Changes that the caches know were undone: go by the database."""
-        self._inodes, self._entries, self._file_blocks = (
-            _Cache(_CACHED_RECORDS),
-            _Cache(_CACHED_RECORDS),
-            _Cache(_CACHED_RECORDS),
-        )
+        self._inodes, self._entries = _Cache(_CACHED_RECORDS), _Cache(_CACHED_RECORDS)
+        self._file_blocks, self._blocks = _Cache(_CACHED_RECORDS), _Cache(_CACHED_RECORDS)
         self._totals = self._read_totals()
 
     def _write(self, change: Change) -> None:
@@ -398,6 +402,10 @@ class SqliteMetaStore(MetaStore):
             self._entries.drop(key)
             if target is not None:
                 self._entries.put(key, target)
+        for block_id, block in change.blocks.items():
+            self._blocks.drop(block_id)
+            if block is not None and block.planned:  # its writers' worker is going to ask for it
+                self._blocks.put(block_id, block)
         for inode_id in {block_id >> BLOCK_BITS for block_id in change.blocks}:
             self._file_blocks.drop(inode_id)
         if change.totals is not None:

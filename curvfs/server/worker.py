@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from curvfs.errors import ConnectionLost, LocalProtocolError
@@ -60,7 +61,7 @@ class _Write:
     capacity_bytes: int
     position: int
     generation: object
-    fd: int | None = None
+    fd: int | None
 
 
 @dataclass(slots=True)
@@ -289,21 +290,13 @@ class _Connection:
         if capacity <= 0 or not 0 <= message.off <= capacity:
             raise common(f"Invalid write offset {message.off} of block size {capacity}")
         alloc = convert.alloc_of(block)
+        begin = partial(self._store.begin, block_id, capacity, alloc, lend=not message.short_circuit)
         try:
-            if self._store.needs_copy(block_id):
-                opened = await self._world.threads.run(self._store.begin, block_id, capacity, alloc)
-            else:
-                opened = self._store.begin(block_id, capacity, alloc)
+            opened = await self._world.threads.run(begin) if self._store.needs_copy(block_id) else begin()
         except BaseException:
             self._store.remove_if_unowned(block_id)  # its file may have been deleted meanwhile
             raise
-        stream = _Write(request.req_id, block_id, capacity, message.off, opened.generation)
-        if not message.short_circuit:
-            try:
-                stream.fd = self._store.open_staging(block_id)
-            except BaseException:
-                self._store.detach(block_id, opened.generation)
-                raise
+        stream = _Write(request.req_id, block_id, capacity, message.off, opened.generation, opened.fd)
         reply = pb.BlockWriteResponse(
             id=block_id,
             path=opened.path if message.short_circuit else None,

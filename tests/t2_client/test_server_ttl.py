@@ -81,7 +81,7 @@ def test_a_store_tells_a_bounded_number_at_a_time(kind: str, tmp_path: Path) -> 
         first = names.create("/first", replace(FILE, policy=Policy(ttl_ms=1, ttl_action=TTL_DELETE)), CREATE)
         draft = names.draft()
         for index in range(EXPIRED_AT_ONCE + 5):
-            draft.add(1000, f"f{index}", replace(first, id=draft.new_inode_id()))
+            draft.add(1000, f"f{index}", first._replace(id=draft.new_inode_id()))
         names.commit(draft)
         assert len(store.expired(1)) == EXPIRED_AT_ONCE
 
