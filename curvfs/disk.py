@@ -30,6 +30,10 @@ class DirectIo:
     offset_alignment_bytes: int
 
 
+#: For :meth:`Disk.open` alone: follow no link anywhere in the path (ELOOP). ENOSYS, or EPERM, where that cannot be had.
+NO_LINKS = 1 << 40
+
+
 class Disk(abc.ABC):
     """Files of the local machine. Blocking calls with the meaning and the ``OSError`` of the ``os`` functions of the
     same name; run them through :meth:`Threads.run` where a trio task must not wait."""
@@ -113,6 +117,10 @@ class Disk(abc.ABC):
         where the file system has no such rename, the file has both names for a moment."""
         self.link(source, target)
         self.unlink(source)
+
+    def rename_into(self, directory: int, source: str, name: str) -> None:
+        """The same to a name in a directory that was opened (with ``NO_LINKS``), wherever that is by now."""
+        raise OSError(errno.ENOSYS, "this disk opens no directories", source)
 
     def makedirs(self, path: str, mode: int = 0o700) -> None:
         """Create a directory and its parents; one that exists is fine, a file in its place is not."""
@@ -230,8 +238,14 @@ class _Cachestat(ctypes.Structure):
     )
 
 
-#: The same number on every architecture (Linux 6.5).
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+#: The same numbers on every architecture (Linux 6.5, Linux 5.6).
 _SYS_CACHESTAT = 451
+_SYS_OPENAT2 = 437
+_RESOLVE_NO_SYMLINKS = 4
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -247,7 +261,18 @@ class RealDisk(Disk):
         self._syscall = libc.syscall
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        if flags & NO_LINKS:
+            return self._open_without_links(path, flags & ~NO_LINKS | os.O_CLOEXEC, mode)
         return os.open(path, flags | os.O_CLOEXEC, mode)
+
+    def _open_without_links(self, path: str, flags: int, mode: int) -> int:
+        how = _OpenHow(flags, mode if flags & os.O_CREAT else 0, _RESOLVE_NO_SYMLINKS)
+        arguments = (ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.byref(how))
+        while (fd := int(self._syscall(*arguments, ctypes.c_size_t(ctypes.sizeof(how))))) < 0:
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
+                raise OSError(number, os.strerror(number), path)
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -280,14 +305,25 @@ class RealDisk(Disk):
         os.rename(source, target)
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        if self._renameat2 is not None:
-            names = (os.fsencode(source), os.fsencode(target))
-            if self._renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
-                return
-            number = ctypes.get_errno()
-            if number not in (errno.EINVAL, errno.ENOSYS):
-                raise OSError(number, os.strerror(number), source, None, target)
-        super().rename_noreplace(source, target)
+        if not self._renamed_noreplace(source, _AT_FDCWD, target):
+            super().rename_noreplace(source, target)
+
+    def rename_into(self, directory: int, source: str, name: str) -> None:
+        if not self._renamed_noreplace(source, directory, name):
+            os.link(source, name, dst_dir_fd=directory, follow_symlinks=False)
+            self.unlink(source)
+
+    def _renamed_noreplace(self, source: str, directory: int, name: str) -> bool:
+        """False where there is no such call, or the file system does not do it."""
+        if self._renameat2 is None:
+            return False
+        names = (os.fsencode(source), os.fsencode(name))
+        if self._renameat2(_AT_FDCWD, names[0], directory, names[1], _RENAME_NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOSYS):
+            return False
+        raise OSError(number, os.strerror(number), source, None, name)
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)

@@ -18,7 +18,7 @@ from typing import Any
 from curvfs.buffers import bytes_of
 from curvfs.simcore import EPOCH_MS, SimProcess
 from curvfs.simfs import SECTOR_BYTES, FileTree, Inode, fail
-from curvfs.world import DirectIo, Disk
+from curvfs.world import NO_LINKS, DirectIo, Disk
 
 #: Simulated descriptors start here, where no real one is: mixing them up fails at once.
 _FIRST_FD = 1 << 20
@@ -182,6 +182,8 @@ class SimDisk(Disk):
     # -------------------------------------------------------------------------------------------------- descriptors
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        if flags & NO_LINKS:
+            raise fail(errno.ENOSYS, path)
         self._enter_names("open", path, creates=bool(flags & os.O_CREAT), detail=f"{flags:#o}")
         follow = not flags & os.O_NOFOLLOW and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL
         directory, name, inode = self._tree.find(path, follow=follow)

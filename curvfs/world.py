@@ -27,11 +27,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from curvfs.buffers import Buffer
-from curvfs.disk import DirectIo, Disk, RealDisk
+from curvfs.disk import NO_LINKS, DirectIo, Disk, RealDisk
 from curvfs.errors import ConnectFailed, CurvfsError
 from curvfs.network import Listener, Network, Stream
 
 __all__ = [
+    "NO_LINKS",
     "Buffer",
     "Clock",
     "DirectIo",

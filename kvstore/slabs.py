@@ -18,6 +18,10 @@ from curvfs.world import World
 #: one request of it.
 _WORTH_HUGE_BYTES = 256 << 10
 _HUGE_BYTES = 2 << 20
+#: Shared slabs take so many bytes together, and are so many at least, which keeps any disk busy: more of them would
+#: only be touched for the first time, and push each other out of the processor's cache.
+_SHARED_BYTES = 32 << 20
+_SHARED_LEAST = 8
 #: Lost slabs whose memory is kept, for a device that may yet write to it.
 _LOST_KEPT = 64
 
@@ -58,11 +62,12 @@ class Slab:
 
 
 class SlabPool:
-    """At most ``count`` slabs, made when first needed and kept. Callable from any thread."""
+    """At most ``count`` slabs, made when first needed and kept. ``shared``: fewer where they are large, for whoever
+    takes one soon gives it back. Callable from any thread."""
 
-    def __init__(self, world: World, *, count: int, size_bytes: int) -> None:
-        self.count = count
+    def __init__(self, world: World, *, count: int, size_bytes: int, shared: bool = False) -> None:
         self.size_bytes = align_up(size_bytes, mmap.PAGESIZE)
+        self.count = min(count, max(_SHARED_LEAST, _SHARED_BYTES // self.size_bytes)) if shared else count
         self.in_use = 0
         self._clock = world.clock
         self._free: list[Slab] = []

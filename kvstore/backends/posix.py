@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from curvfs.errors import ConfigError, CurvfsError, EnvironmentError_, from_os_error
-from curvfs.world import Disk, World
+from curvfs.world import NO_LINKS, Disk, World
 from kvstore.backends.aside import Aside
 from kvstore.backends.base import (
     Backend,
@@ -36,6 +36,9 @@ _STAGING_ROOTS = (".staging", ".staging-files")
 _DIRECTORIES_KEPT = 1 << 16
 #: Never follow a link to where an object should be, never wait for the other end of a pipe put there.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LEAF_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+#: What a kernel (or the filter before it) says that does not open without links, and what it says of one.
+_NOT_WITHOUT_LINKS = (errno.ENOSYS, errno.EPERM, errno.ELOOP)
 _STAGE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -76,6 +79,8 @@ class PosixBackend(Backend):
         self._durable = durable
         #: Directories whose own names are known to be durable.
         self._synced: set[str] = set()
+        #: Until the kernel has refused to, or a link has led to the directory itself: one call that follows no links.
+        self._without_links = True
         self._root = os.path.normpath(directory)
         self._prefix = self._root if prefix == "." else f"{self._root}/{prefix}"
         store = _PosixStaging(world.disk)
@@ -159,6 +164,33 @@ class PosixBackend(Backend):
             if not stat.S_ISDIR(self._disk.stat(path, follow_symlinks=False).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "a link or a file stands where a directory should", path)
 
+    def _open_without_links(self, path: str, flags: int) -> int:
+        """Open a path to which no link leads, in one call; -1 where that cannot be had, or where one does."""
+        if self._without_links:
+            try:
+                return self._disk.open(path, flags | NO_LINKS)
+            except OSError as error:
+                if error.errno not in _NOT_WITHOUT_LINKS:
+                    raise
+        return -1
+
+    def _open_object(self, name: str, flags: int) -> int:
+        path = self._path(name)
+        fd = self._open_without_links(path, flags)
+        if fd < 0:
+            self._refuse_links(name)
+            fd = self._disk.open(path, flags)
+            self._without_links = False
+        return fd
+
+    def _open_leaf(self, name: str) -> int:
+        """The directory that an object belongs in; -1 where it is not to be had open, and no link leads to it."""
+        leaf = self._open_without_links(self._path(name).rpartition("/")[0], _LEAF_FLAGS)
+        if leaf < 0:
+            self._refuse_links(name)
+            self._without_links = False
+        return leaf
+
     def _make_directories(self, name: str) -> None:
         with _mapped("Making the directory of", self._path(name)):
             path = self._prefix
@@ -182,57 +214,63 @@ class PosixBackend(Backend):
 
     def open(self, name: str, found: Found | None = None) -> ObjectReader:
         try:
-            self._checked(name)
-            return self._open(self._path(name), direct=self.mode.direct)
+            return self._open_named(name, direct=self.mode.direct)
         except CurvfsError as error:
             if found is None or error.errno_ != errno.ENOENT:
                 raise
             gone = error
         for path in self._aside.trashed(name):  # it was promised, and evicted since
             try:
-                return self._open(path, direct=self.mode.direct)
+                with _mapped("Opening", path):
+                    return self._reader(
+                        path, self._disk.open(path, self._read_flags(self.mode.direct)), self.mode.direct
+                    )
             except CurvfsError as error:
                 if error.errno_ != errno.ENOENT:
                     raise
         raise gone
 
-    def _checked(self, name: str) -> None:
-        with _mapped("Opening", self._path(name)):
-            self._refuse_links(name)
-
-    def _open(self, path: str, *, direct: bool, from_cache: bool = True) -> ObjectReader:
+    def _open_named(self, name: str, *, direct: bool, from_cache: bool = True) -> ObjectReader:
+        path = self._path(name)
         with _mapped("Opening", path):
-            fd = self._disk.open(path, _READ_FLAGS | (os.O_DIRECT if direct else 0))
-            try:
-                status = self._disk.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    raise IsADirectoryError(errno.EISDIR, "not a regular file", path)
-                cached = cached_descriptor(self._disk, fd, status.st_size) if direct and from_cache else -1
-                if cached >= 0:
-                    self.page_cache_reads += 1
-                    direct, fd, surplus = False, cached, fd
-                    self._disk.close(surplus)
-            except BaseException:
-                self._disk.close(fd)
-                raise
+            fd = self._open_object(name, self._read_flags(direct))
+            return self._reader(path, fd, direct, from_cache=from_cache)
+
+    @staticmethod
+    def _read_flags(direct: bool) -> int:
+        return _READ_FLAGS | (os.O_DIRECT if direct else 0)
+
+    def _reader(self, path: str, fd: int, direct: bool, *, from_cache: bool = True) -> ObjectReader:
+        try:
+            status = self._disk.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "not a regular file", path)
+            cached = cached_descriptor(self._disk, fd, status.st_size) if direct and from_cache else -1
+            if cached >= 0:
+                self.page_cache_reads += 1
+                direct, fd, surplus = False, cached, fd
+                self._disk.close(surplus)
+        except BaseException:
+            self._disk.close(fd)
+            raise
         file = OpenFile(fd, path, self.mode.alignment_bytes if direct else 1)
         return _PosixReader(self._disk, self._engine, file, status)
 
     def open_otherwise(self, name: str) -> ObjectReader:
-        self._checked(name)
         try:
-            return self._open(self._path(name), direct=not self.mode.direct, from_cache=False)
+            return self._open_named(name, direct=not self.mode.direct, from_cache=False)
         except CurvfsError as error:
             if error.errno_ != errno.EINVAL or self.mode.direct:
                 raise
-        return self._open(self._path(name), direct=False)
+        return self._open_named(name, direct=False)
 
     def quarantine(self, name: str, identity: Hashable) -> bool:
         return self._aside.quarantine(name, identity)
 
     def evict(self, name: str) -> bool:
         try:
-            self._checked(name)
+            with _mapped("Opening", self._path(name)):
+                self._refuse_links(name)
         except CurvfsError as error:
             if error.errno_ == errno.ENOENT:
                 return False
@@ -317,14 +355,21 @@ class PosixBackend(Backend):
         target = self._path(name)
         with _mapped("Publishing", target):
             try:
-                self._refuse_links(name)
+                leaf = self._open_leaf(name)
             except FileNotFoundError:
                 self._make_directories(name)
                 self._synced.difference_update(self._above(target))
+                leaf = self._open_leaf(name)
             try:
-                self._disk.rename_noreplace(staged, target)
+                if leaf < 0:
+                    self._disk.rename_noreplace(staged, target)
+                else:
+                    self._disk.rename_into(leaf, staged, target.rpartition("/")[2])
             except FileExistsError:
                 return False
+            finally:
+                if leaf >= 0:
+                    self._disk.close(leaf)
             if self._durable:
                 try:
                     self._sync_names(target)

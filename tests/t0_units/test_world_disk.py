@@ -7,10 +7,11 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from curvfs.world import World
+from curvfs.world import NO_LINKS, RealDisk, World
 from tests.t0_units.conftest import Play
 from tests.t0_units.worlds import Stage, aligned
 
@@ -216,6 +217,35 @@ def test_rename_noreplace_takes_only_a_free_name(play: Play) -> None:
         assert not disk.exists(stage.path("file"))
 
     play(main)
+
+
+def test_nothing_is_reached_by_links_where_none_are_wanted(tmp_path: Path) -> None:
+    disk = RealDisk()
+    (tmp_path / "real" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "file").write_bytes(b"content")
+    (tmp_path / "real" / "other").symlink_to("file")
+    try:
+        fd = disk.open(f"{tmp_path}/real/file", os.O_RDONLY | NO_LINKS)
+    except OSError as error:
+        pytest.skip(f"this kernel does not open without links ({error})")
+    content = bytearray(7)
+    assert disk.pread_full(fd, memoryview(content), 0) == 7
+    assert content == b"content"
+    assert not os.get_inheritable(fd)
+    disk.close(fd)
+    for name, wanted in (("link/file", "ELOOP"), ("real/other", "ELOOP"), ("real/none", "ENOENT")):
+        assert errno_of(disk.open, f"{tmp_path}/{name}", os.O_RDONLY | NO_LINKS) == wanted
+    directory = disk.open(f"{tmp_path}/real/below", os.O_PATH | os.O_DIRECTORY | NO_LINKS)
+    (tmp_path / "real" / "below").rename(tmp_path / "elsewhere")  # the descriptor leads to it all the same
+    disk.rename_into(directory, f"{tmp_path}/real/file", "new")
+    assert (tmp_path / "elsewhere" / "new").read_bytes() == b"content"
+    assert errno_of(disk.rename_into, directory, f"{tmp_path}/real/other", "new") == "EEXIST"
+    disk._renameat2 = None
+    assert errno_of(disk.rename_into, directory, f"{tmp_path}/real/other", "new") == "EEXIST"
+    disk.rename_into(directory, f"{tmp_path}/real/other", "linked")
+    assert (tmp_path / "elsewhere" / "linked").is_symlink()
+    disk.close(directory)
 
 
 def test_hard_links_share_one_file(play: Play) -> None:

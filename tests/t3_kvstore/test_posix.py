@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from curvfs.errors import EnvironmentError_, UsageError
-from curvfs.world import DirectIo, RealDisk, World
+from curvfs.world import NO_LINKS, DirectIo, RealDisk, World
 from kvstore import Geometry, KVStore, Miss
 from kvstore.keys import PageKey
 from tests.t3_kvstore.places import Directory, empty, is_root, pages, untouched
@@ -220,10 +221,24 @@ def test_no_permission_is_a_miss_and_no_reason_to_delete(directory: Directory) -
     assert refused in guarded.stats().last_error
 
 
-def test_links_do_not_lead_out_of_the_pool(directory: Directory, tmp_path: Path) -> None:
+class Older(RealDisk):
+    """A disk of a kernel that cannot open without links."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        if flags & NO_LINKS:
+            raise OSError(self._number, os.strerror(self._number), path)
+        return super().open(path, flags, mode)
+
+
+@pytest.mark.parametrize("disk", [RealDisk(), Older(errno.ENOSYS), Older(errno.EPERM)])
+def test_links_do_not_lead_out_of_the_pool(directory: Directory, tmp_path: Path, disk: RealDisk) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    store = directory.open(SMALL)
+    store = directory.open(SMALL, world=World(disk=disk))
     keys, content = keys_of(store, 1), pages(SMALL, 1)
     fan = directory.block_file(store, keys[0]).parent
     for link in (fan.parent.parent, fan.parent, fan):
@@ -240,6 +255,20 @@ def test_links_do_not_lead_out_of_the_pool(directory: Directory, tmp_path: Path)
     assert store.get(keys, got).result() == [Miss.IO]
     assert untouched(got)
     assert directory.staged() == []
+
+
+def test_a_directory_may_be_reached_by_a_link(directory: Directory, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(directory.root)
+    linked = Directory(tmp_path / "link")
+    store = linked.open(SMALL)
+    round_trip(store, 4)
+    fan = directory.block_file(store, keys_of(store, 5)[4]).parent
+    fan.mkdir(parents=True, exist_ok=True)
+    fan.rmdir()
+    fan.symlink_to(tmp_path)
+    assert store.put(keys_of(store, 5), pages(SMALL, 5)).result() == [SMALL.size_bytes] * 4 + [Miss.IO]
+    linked.close()
+    round_trip(directory.open(SMALL), 4)
 
 
 def test_a_prefix_that_is_a_link_is_refused(directory: Directory, tmp_path: Path) -> None:

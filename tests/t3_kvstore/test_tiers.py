@@ -120,6 +120,9 @@ def test_a_put_that_fails_leaves_nothing_in_memory(directory: Directory) -> None
         def rename_noreplace(self, source: str, target: str) -> None:
             raise OSError(5, "Input/output error")
 
+        def rename_into(self, directory: int, source: str, name: str) -> None:
+            self.rename_noreplace(source, name)
+
     store = directory.open(PAGE, world=World(disk=Broken()), memory_bytes=COUNT * FRAME_BYTES)
     for _ in range(3):
         assert put(store, *range(COUNT)) == [Miss.IO] * COUNT
@@ -233,6 +236,9 @@ def test_a_copy_that_cannot_be_stored_is_counted(directory: Directory) -> None:
     class Broken(RealDisk):
         def rename_noreplace(self, source: str, target: str) -> None:
             raise OSError(28, "No space left on device")
+
+        def rename_into(self, directory: int, source: str, name: str) -> None:
+            self.rename_noreplace(source, name)
 
     store = behind(directory, Broken(), 4)
     assert put(store, 1, 2) == [PAGE.size_bytes] * 2
