@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from curvfs.errors import CurvfsError
 from curvfs.world import World
 from kvstore.backends.base import Found
+from kvstore.connectors.lmcache_salts import Salts
 from kvstore.connectors.lmcache_stores import Place, Stores, Trouble
 from kvstore.connectors.serving import keys_of
 from kvstore.geometry import MAX_PAGE_BYTES, dtype_named
@@ -27,13 +28,17 @@ T = TypeVar("T")
 
 
 class Item(NamedTuple):
-    """One object of one call. ``key``: the engine's own, with everything that tells objects of a model apart.
+    """One object of one call. ``key``: ``model@rank@group@hash`` and perhaps ``@salt``, as LMCache writes it.
     ``dtype``: empty where nobody has told it yet, which is a miss. ``buffer``: bytes to store, or to fill."""
 
     model: str
     dtype: str
     key: str
     buffer: Any = None
+
+    @property
+    def salt(self) -> str:
+        return "".join(self.key.split("@", 4)[4:])
 
 
 class Shelf:
@@ -55,6 +60,7 @@ class Shelf:
         self._trouble = Trouble(self._world)
         self._stores = Stores(options, where=where, layout=layout, world=self._world, trouble=self._trouble)
         self._stores.try_settings()
+        self._salts = Salts(self._world, self._stores.of_models)
         self._calls = self._world.threads.pool(_CALLS, name="kvstore-lmcache")
 
     @property
@@ -100,7 +106,7 @@ class Shelf:
                 continue
             rest = indexes
             while rest:
-                keys = _keys(store, items, rest)
+                keys = self._keys(store, items, rest)
                 hit = store.lookup(keys, timeout_s=self._left_s(until_s))
                 if hit.pages == 0 and rest is not indexes:  # what was there a moment ago is not promised
                     break
@@ -141,7 +147,7 @@ class Shelf:
         for place, indexes in self._places(missed, asking=True).items():
             store = self._stores.at(place)
             if store is not None:
-                store.forget(_keys(store, missed, indexes))
+                store.forget(self._keys(store, missed, indexes))
         return results
 
     def evict(self, items: Sequence[Item]) -> list[bool]:
@@ -150,12 +156,12 @@ class Shelf:
         for place, indexes in self._places(items, asking=True).items():
             store = self._stores.at(place)
             if store is not None:
-                for index, result in zip(indexes, store.evict(_keys(store, items, indexes)), strict=True):
+                for index, result in zip(indexes, store.evict(self._keys(store, items, indexes)), strict=True):
                     gone[index] = result is True
         return gone
 
     def status(self) -> dict[str, Any]:
-        """What happened so far, and the last thing that went wrong."""
+        """What happened so far, the last thing that went wrong, and, once counted, what is in the pool."""
         stores = self._stores.open_now()
         counts: dict[str, Any] = defaultdict(int)
         for stats in (store.stats() for store in stores):
@@ -163,11 +169,13 @@ class Shelf:
                 counts[name] += getattr(stats, name)
             for miss, count in stats.get_misses.items():
                 counts[f"get_misses.{getattr(miss, 'value', miss)}"] += count
-        return {"url": self._url, "stores": len(stores), "last_error": self.last_error, **counts}
+        pool = self._salts.report()
+        return {"url": self._url, "stores": len(stores), "last_error": self.last_error, **counts, **pool}
 
     def close(self) -> None:
         """End the calls, within a bound, and close the stores; idempotent."""
         self._calls.close(self.timeout_s)
+        self._salts.close(self.timeout_s)
         self._stores.close()
 
     def _move(
@@ -182,7 +190,7 @@ class Shelf:
             if store is None:
                 continue
             try:
-                running.append((indexes, begin(store, _keys(store, items, indexes), indexes)))
+                running.append((indexes, begin(store, self._keys(store, items, indexes), indexes)))
             except CurvfsError as error:
                 self._trouble.say("LMCache's call cannot be served: %s", error)
         for indexes, transfer in running:
@@ -203,6 +211,7 @@ class Shelf:
     def _left_s(self, until_s: float) -> float:
         return max(0.001, until_s - self._world.clock.monotonic_s())
 
-
-def _keys(store: KVStore, items: Sequence[Item], indexes: Sequence[int]) -> list[PageKey]:
-    return keys_of(store, [items[index].key for index in indexes])
+    def _keys(self, store: KVStore, items: Sequence[Item], indexes: Sequence[int]) -> list[PageKey]:
+        keys = keys_of(store, [items[index].key for index in indexes])
+        wanted = [items[index] for index in indexes]
+        return [self._salts.marked(key, item.model, item.salt) for key, item in zip(keys, wanted, strict=True)]

@@ -105,6 +105,12 @@ class Stores:
         with self._lock:
             return [room.store for room in self._rooms.values() if room.store is not None]
 
+    def of_models(self) -> dict[str, KVStore]:
+        """Of each model, by its name in the pool, one of the stores that are open now."""
+        with self._lock:
+            open_now = [(place.model, room.store) for place, room in self._rooms.items() if room.store is not None]
+            return {self._models[model][0]: store for model, store in open_now}
+
     def close(self) -> None:
         """Within a bound; idempotent."""
         with self._lock:

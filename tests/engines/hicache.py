@@ -131,7 +131,7 @@ def equal(pages: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 class Controller:
     """SGLang's controller with its four storage threads, on one host pool and one backend."""
 
-    def __init__(self, pool: Any, backend: str, settings: dict[str, Any]) -> None:
+    def __init__(self, pool: Any, backend: str, settings: dict[str, Any], *, model: str = "org/model") -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         ranks = {"attn_dcp_size": 1, "attn_dcp_rank": 0, "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
@@ -148,7 +148,7 @@ class Controller:
             None,
             storage_backend=backend,
             prefetch_threshold=pool.page_size,
-            model_name="org/model",
+            model_name=model,
             storage_backend_extra_config=settings,
         )
 

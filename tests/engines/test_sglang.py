@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +31,8 @@ def settings(url: str, *, interface_v1: int = 1, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def controller(pool: Any, backend: str, extra: dict[str, Any]) -> Iterator[Controller]:
-    one = Controller(pool, backend, extra)
+def controller(pool: Any, backend: str, extra: dict[str, Any], **changes: Any) -> Iterator[Controller]:
+    one = Controller(pool, backend, extra, **changes)
     try:
         yield one
     finally:
@@ -244,6 +245,29 @@ def test_what_cannot_be_found_out_is_asked_for(tmp_path: Path) -> None:
         Controller(pool, "dynamic", extra)
     with pytest.raises(ConfigError, match=r'set "url" in --hicache-storage-backend-extra-config'):
         Controller(pool, "dynamic", settings(""))
+
+
+def test_the_url_is_enough_where_the_model_is_a_directory(url: str, tmp_path: Path) -> None:
+    """Its weights tell which they are; a copy elsewhere is the same model, other weights are not."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    module = {"backend_name": "curvfs", "module_path": "kvstore.connectors.sglang", "class_name": "KvstoreHiCache"}
+    extra = {**module, "url": url}
+    first = mha_pool("page_first")
+    with controller(first, "dynamic", extra, model=str(model)) as one:
+        indices, want = fill(first)
+        assert one.back_up(TOKENS, indices) == len(TOKENS)
+    moved = shutil.copytree(model, tmp_path / "elsewhere" / "model")
+    second = mha_pool("page_first")
+    with controller(second, "dynamic", extra, model=str(moved)) as one:
+        found, count, where = one.prefetch(TOKENS)
+        assert (found, count) == (len(TOKENS), len(TOKENS))
+        assert equal(read(second, where), want)
+    (moved / "model.safetensors").write_bytes(b"WEIGHTS")
+    with controller(mha_pool("page_first"), "dynamic", extra, model=str(moved)) as one:
+        assert one.prefetch(TOKENS)[:2] == (0, 0)
 
 
 def test_clear_and_close(url: str) -> None:

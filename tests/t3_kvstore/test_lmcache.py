@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from curvfs.errors import ConfigError
+from kvstore.connectors.lmcache_config import check
 from kvstore.connectors.lmcache_native import LAYOUT, KvstoreClient
 from kvstore.connectors.lmcache_shelf import Item, Shelf
 
@@ -112,6 +115,63 @@ def test_a_pool_that_is_not_there_yet(tmp_path: Path, caplog: pytest.LogCaptureF
     finally:
         shelf.close()
     assert caplog.records
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"use_layerwise": True}, "set use_layerwise to false in LMCache's configuration"),
+        ({"remote_serde": "cachegen"}, "set remote_serde to naive, not cachegen, in LMCache's configuration"),
+    ],
+    ids=str,
+)
+def test_what_the_engine_asks_for_and_cannot_have_is_refused(changes: dict[str, object], sentence: str) -> None:
+    words = {"use_layerwise": False, "remote_serde": "naive", "pre_caching_hash_algorithm": "sha256_cbor"}
+    check(SimpleNamespace(**words), logging.getLogger("kvstore"))
+    with pytest.raises(ConfigError, match=sentence):
+        check(SimpleNamespace(**{**words, **changes}), logging.getLogger("kvstore"))
+
+
+@pytest.mark.parametrize("chain_hash", ["sha256", "xxh3_128"])
+def test_what_each_salt_takes_of_the_pool_is_known_after_a_restart(tmp_path: Path, chain_hash: str) -> None:
+    """Also what others stored; of a salt that was not seen here only that it takes room."""
+    salts = ("", "a tenant", "an@other")
+
+    def items(salt: str, count: int) -> list[Item]:
+        return [
+            Item("m", "bfloat16", f"{key}@{salt}" if salt else key, bytearray(9000 * count)) for key in keys(count, "m")
+        ]
+
+    sizes: dict[str, int] = {}
+    shelf = shelf_at(f"file://{tmp_path}", chain_hash=chain_hash)
+    try:
+        for number, salt in enumerate(salts, 1):
+            before = stored_bytes(tmp_path)
+            assert all(shelf.put(items(salt, number), shelf.until_s()))
+            sizes[salt] = stored_bytes(tmp_path) - before
+    finally:
+        shelf.close()
+    assert len(set(sizes.values())) == 3
+
+    shelf = shelf_at(f"file://{tmp_path}", chain_hash=chain_hash)
+    try:
+        assert "pool_bytes" not in shelf.status()
+        for salt in salts[:2]:
+            assert None not in shelf.look(items(salt, 1), shelf.until_s())
+        begin = time.monotonic()
+        while "pool_bytes" not in (status := shelf.status()):
+            assert time.monotonic() - begin < 20
+            time.sleep(0.01)
+        assert status["pool_bytes"] == sum(sizes.values())
+        known = {salt: sizes[salt] for salt in salts[:2]} if chain_hash == "sha256" else {}
+        assert status["pool_bytes_by_cache_salt"] == known
+        assert 0 <= status["pool_counted_s_ago"] < 20
+    finally:
+        shelf.close()
+
+
+def stored_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*.safetensors"))
 
 
 def shelf_at(url: str, **settings: Any) -> Shelf:

@@ -46,6 +46,18 @@ def pages(server: CacheServer) -> set[str]:
     return set(found)
 
 
+def in_pool(server: CacheServer) -> dict[str, int]:
+    """Bytes of the pool by salt, as the server's status tells once they are counted."""
+    deadline = time.monotonic() + 60
+    while "pool_bytes_by_cache_salt" not in (text := server.get("/status")):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+    found: list[dict[str, int]] = []
+    json.loads(text, object_hook=lambda one: found.append(one.get("pool_bytes_by_cache_salt")) or one)
+    (told,) = [one for one in found if one is not None]
+    return told
+
+
 def test_pages_outlive_a_killed_server(server: Server, tmp_path: Path) -> None:
     adapter = {
         "type": "plugin",
@@ -64,5 +76,6 @@ def test_pages_outlive_a_killed_server(server: Server, tmp_path: Path) -> None:
     with running(adapter, tmp_path / "second.log") as second:
         warm = client("warm", second)
         assert warm == {"found": CHUNKS, "checksums": cold["checksums"]}
+        assert in_pool(second).keys() == {""}
         second.end(signal.SIGTERM)
     assert second.process.returncode in (0, -signal.SIGTERM)
