@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 @pytest.mark.timeout(1500)
-def test_two_engines_share_a_pool(model: Path, tmp_path: Path) -> None:
-    prompts = [prompt(number) for number in range(8)]
+def test_two_engines_share_a_pool(model: Path, tmp_path: Path, tell: Callable[[str], None]) -> None:
+    prompts = [prompt(number) for number in range(10)]
     directory = tmp_path / "pool"
     with served(directory) as server:
-        transfer = offloading({"type": "curvfs", "url": server.url, "lookup_timeout_s": 2, "timeout_s": 5})
+        transfer = offloading({"type": "curvfs", "url": server.url, "lookup_timeout_s": 4, "timeout_s": 8})
         blocks: list[set[Path]] = [set()]
         tokens = []
         with Engine(model, transfer, log=tmp_path / "first.log") as first:
-            for one in prompts[:6]:
+            for one in prompts[:7]:
                 (output,) = first.generate(one)
                 assert output["cached"] == 0
                 tokens.append(output["tokens"])
@@ -77,13 +78,28 @@ def test_two_engines_share_a_pool(model: Path, tmp_path: Path) -> None:
             (output,) = second.generate(prompts[1])
             assert output == {"tokens": tokens[1], "cached": 0}
 
-            second.send(stream=prompts[2:], pause=2)
+            second.send(stream=[*prompts[2:4], prompts[7]], pause=2)
+            second.receive("paused")
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                second.send(go=True)
+                steps = second.receive("steps")
+                outputs = second.receive("outputs")
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            assert [one["tokens"] for one in outputs[:2]] == tokens[2:4]
+            assert len(outputs[2]["tokens"]) == NEW_TOKENS
+            count, longest_s = steps
+            tell(f"while a pool stood still, the whole engine made {count} steps, the longest of {longest_s:.3f} s")
+            assert longest_s < 3  # one that waited for the pool would take four
+
+            second.send(stream=[*prompts[4:7], *prompts[8:]], pause=2)
             second.receive("paused")
             server.kill()
             second.send(go=True)
             outputs = second.receive("outputs")
-            assert [one["tokens"] for one in outputs[:4]] == tokens[2:6]
-            assert [len(one["tokens"]) for one in outputs] == [NEW_TOKENS] * 6
+            assert [one["tokens"] for one in outputs[:3]] == tokens[4:7]
+            assert [len(one["tokens"]) for one in outputs] == [NEW_TOKENS] * 5
         assert "damaged" in (tmp_path / "second.log").read_text()
 
 

@@ -2,7 +2,8 @@
 
 ``python wholeengine.py MODEL TRANSFER HASHES`` reads commands as JSON from its standard input and answers on its
 standard output: ``{"generate": [prompt, ...]}`` with tokens and cached tokens of each; ``{"stream": [prompt, ...],
-"pause": N}`` stops after N steps until a line comes.
+"pause": N}`` stops after N steps until a line comes, and tells first how many steps there were and how long the longest
+took.
 """
 
 from __future__ import annotations
@@ -138,14 +139,17 @@ def main(model: str, transfer: dict[str, Any], hashes: str) -> None:
         else:
             for number, ids in enumerate(command["stream"]):
                 llm.llm_engine.add_request(f"stream-{number}", {"prompt_token_ids": ids}, params)
-            finished, step = [], 0
+            finished, step, longest_s = [], 0, 0.0
             while llm.llm_engine.has_unfinished_requests():
+                begin_s = time.monotonic()
                 finished += [one for one in llm.llm_engine.step() if one.finished]
+                longest_s = max(longest_s, time.monotonic() - begin_s)
                 step += 1
                 if step == command["pause"]:
                     print(json.dumps({"paused": step}), flush=True)
                     sys.stdin.readline()
             done = outputs(sorted(finished, key=lambda one: one.request_id))
+            print(json.dumps({"steps": [step, longest_s]}), flush=True)
         print(json.dumps({"outputs": done}), flush=True)
     os._exit(0)  # threads of the engine may be waiting for a pool that is no more
 
