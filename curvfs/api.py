@@ -6,6 +6,7 @@ from curvfs.client.extents import ReadExtents, WriteExtent
 from curvfs.client.fileobject import FileObject
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
 from curvfs.client.locks import HeldLock
+from curvfs.client.placement import Placement
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
     BlockLocation,
@@ -72,6 +73,7 @@ __all__ = [
     "MountPoint",
     "NewExtent",
     "NewFile",
+    "Placement",
     "Portal",
     "ReadExtents",
     "RemoteExtent",

@@ -17,7 +17,8 @@ from kvstore.capacity.room import CapacityStats
 from kvstore.capacity.settings import Capacity
 from kvstore.completions import Completions
 from kvstore.geometry import Geometry, Shard, TensorSpec
-from kvstore.health.health import HealthStats, PlaceStats
+from kvstore.health.health import HealthStats
+from kvstore.health.writers import PlaceStats
 from kvstore.inventory import Listing, StoredPage, Usage
 from kvstore.keys import Extra, Identity, PageKey
 from kvstore.opening import open

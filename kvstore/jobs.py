@@ -38,6 +38,8 @@ logger = logging.getLogger("kvstore")
 _COMPUTING_S = 0.5e-3
 #: How long a put waits for the puts before it, whose objects could be evicted for it once they are there.
 _NO_ROOM_S = 5e-3
+#: The same for a put whose worker is at work on as many as it may.
+_WORKER_BUSY_S = 5e-3
 
 
 class _Batch:
@@ -217,6 +219,7 @@ class Jobs:
 
     def _plan_puts(self, pages: list[Page]) -> None:
         """Ask for all of them in one round, store those that are not there."""
+        self._review_writers()
         moment = self._room.moment()
         self._admit_puts(pages, self.confirm([page.name for page in pages]), moment)
 
@@ -254,7 +257,7 @@ class Jobs:
     def _create(self, pages: list[Page]) -> None:
         """Stage a batch, and write each page in a job of its own."""
         batch = _Batch(self._world, pages)
-        if len(pages) > 1:
+        if len(pages) > 1 or self._health.writers.choosing:
             self._pages.create(pages)
         for page in pages[1:]:
             try:
@@ -271,11 +274,33 @@ class Jobs:
                 return
             except CurvfsError:  # closed meanwhile
                 pass
-        written = self._guarded(page, self._pages.write) is not None
+        writers, writer = self._health.writers, page.writer
+        if writer is not None and not page.retried and writers.left_alone(writer.targets):
+            page.retried, page.writer = True, None  # it is made anew, elsewhere
+            writer.abandon()
+            writer = None
+        targets = () if writer is None or page.transfer.left_s() <= 0 else writer.targets
+        if not writers.takes(targets):
+            self._review_writers()  # perhaps nobody else is left to do it
+            try:
+                self._world.clock.block(_WORKER_BUSY_S)
+                self._engine.submit(functools.partial(self._write, batch, page), writing=True)
+                return
+            except CurvfsError:  # closed meanwhile
+                targets = ()
+        try:
+            written = self._guarded(page, self._pages.write) is not None
+        finally:
+            writers.let_go(targets)
         if not written:
             self._abort(page)
         if batch.arrived(page, written=written) and batch.written:
             self._publish(batch.written)
+
+    def _review_writers(self) -> None:
+        """Leave workers alone that take no writes, and try them again in the background."""
+        for target in self._health.writers.review():
+            self._prober.attempt(target)
 
     def _computing(self, page: Page) -> bool:
         """Is the caller's device still at work on what is to be stored? A failure shows when it is stored."""

@@ -105,9 +105,10 @@ def _hits(stats: Stats, labels: Mapping[str, str]) -> Family:
 
 
 def _breakers(stats: Stats, labels: Mapping[str, str]) -> Family:
-    """``of``: asking what is there, putting, and reading from each place."""
+    """``of``: asking what is there, putting, reading from each place, and writing to each."""
     states = {("asking", ""): stats.health.asking, ("putting", ""): stats.health.putting}
     states |= {("reading", name): place.state for name, place in stats.health.places.items()}
+    states |= {("writing", name): place.state for name, place in stats.health.writers.items()}
     samples = [
         Sample(_BREAKERS.get(state, 1.0), {**labels, "of": of, "place": place})
         for (of, place), state in sorted(states.items())

@@ -9,12 +9,14 @@ from curvfs.units import align_up, format_size
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectWriter
 from kvstore.codecs import Zstd
+from kvstore.engine.threads import SPARE
 from kvstore.geometry import MAX_UNIT_BYTES
 from kvstore.header import ALIGNMENT_BYTES, MAX_HEADER_BYTES, BadObject, ObjectLayout
+from kvstore.health.writers import Writers
 from kvstore.loading import Loader, claimed
 from kvstore.page import Page
 from kvstore.reshard import Resharder
-from kvstore.results import Miss, Refused, Result, miss_of
+from kvstore.results import WORKER_FAILURES, Miss, Refused, Result, miss_of
 from kvstore.slabs import Slab, SlabPool
 from kvstore.stats import Counters
 from kvstore.tiers.memory import Memory
@@ -38,8 +40,10 @@ class PageIO:
         writer: str,
         codec: Zstd | None,
         memory: Memory,
+        writers: Writers,
     ) -> None:
         self._world = world
+        self._writers = writers
         self._clock = world.clock
         self._backend = backend
         self._layout = layout
@@ -53,7 +57,7 @@ class PageIO:
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
         self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
         #: Buffers for what is put, so that no read waits for a write.
-        self.outgoing = SlabPool(world, count=depth, size_bytes=self.slabs.size_bytes)
+        self.outgoing = SlabPool(world, count=depth + SPARE, size_bytes=self.slabs.size_bytes)
         self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory)
 
     @property
@@ -142,21 +146,40 @@ class PageIO:
         return layout.object_bytes
 
     def _written(self, page: Page, view: memoryview) -> bool:
-        """Write to the page's staging place, a new one if it has none. False: try again, room was made."""
+        """Write to the page's staging place, a new one if it has none. False: try again, because room was made, or
+        because it failed on workers that are left alone from now on."""
         writer, page.writer = page.writer, None
         yields = self._yields
         try:
             if writer is None:
                 writer = self._backend.create(page.name, len(view))
-            writer.write(view)
+            self._write_to(writer, view)
         except BaseException as error:
+            miss = miss_of(error) if isinstance(error, CurvfsError) else None
+            lost = miss in WORKER_FAILURES and self._writers.choosing and not page.retried
             if writer is not None:
-                writer.abort()
-            if isinstance(error, CurvfsError) and miss_of(error) is Miss.NO_SPACE and self._yielded(yields):
+                (writer.abandon if lost else writer.abort)()
+            if miss is Miss.NO_SPACE and self._yielded(yields):
+                return False
+            if lost and page.transfer.left_s() > 0:
+                page.retried = True
                 return False
             raise
         page.writer = writer
         return True
+
+    def _write_to(self, writer: ObjectWriter, view: memoryview) -> None:
+        """Write, and let it be known how that went."""
+        write = self._writers.began(writer.targets)
+        failed = stored = False
+        try:
+            writer.write(view)
+            stored = True
+        except CurvfsError as error:
+            failed = miss_of(error) in WORKER_FAILURES
+            raise
+        finally:
+            self._writers.ended(write, failed=failed, stored=stored)
 
     def _yielded(self, before: int) -> bool:
         """Has the trash given room, to us now or to somebody else since it had yielded ``before`` times?"""

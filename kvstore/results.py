@@ -49,6 +49,9 @@ Result = int | Miss
 #: Sound objects that are not for this store, and stay where they are: a lookup need not promise them again and again.
 UNFIT = frozenset({Miss.FOREIGN, Miss.NEWER, Miss.COLLISION, Miss.MISMATCH})
 
+#: Misses that say something about a place.
+WORKER_FAILURES = frozenset({Miss.IO, Miss.UNREACHABLE, Miss.DEADLINE})
+
 #: Misses that somebody should look into; the others are how a cache works.
 TROUBLE = frozenset({Miss.DAMAGED, Miss.FOREIGN, Miss.COLLISION, Miss.MISMATCH, Miss.DENIED, Miss.NO_SPACE, Miss.IO})
 

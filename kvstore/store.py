@@ -34,6 +34,7 @@ from kvstore.geometry import Geometry, Shard
 from kvstore.header import OBJECT_SUFFIX, ObjectLayout
 from kvstore.health.health import Health
 from kvstore.health.probing import Prober
+from kvstore.health.writers import Writers
 from kvstore.inventory import Inventory, Listing, Usage
 from kvstore.jobs import Jobs
 from kvstore.keys import Extra, KeyChain, PageKey
@@ -133,6 +134,7 @@ class KVStore:
         #: What a page in host memory is found as.
         self._in_memory = Found(self._layout.object_bytes)
         self._memory = Memory(world, size_bytes=memory_bytes, data_bytes=self._layout.data_bytes)
+        writers = Writers(world, backend.targets, page_bytes=geometry.size_bytes, at_once=engine.depth)
         self._pages = PageIO(
             world,
             backend,
@@ -143,6 +145,7 @@ class KVStore:
             writer=writer,
             codec=codec,
             memory=self._memory,
+            writers=writers,
         )
         self._known = KnownPages(world, lease_s=lease_s)
         self._room = room_for(
@@ -161,8 +164,16 @@ class KVStore:
             page_bytes=geometry.size_bytes,
             page_tokens=geometry.page_tokens,
             prefill_tokens_per_s=prefill_tokens_per_s,
+            writers=writers,
         )
-        self._prober = Prober(world, backend, self._health, self._pages.slabs)
+        self._prober = Prober(
+            world,
+            backend,
+            self._health,
+            self._pages.slabs,
+            self._pages.outgoing,
+            object_bytes=self._layout.object_bytes,
+        )
         self._jobs = Jobs(
             world,
             backend,
@@ -240,9 +251,7 @@ class KVStore:
         ask = self._asker.within(self._lookup_timeout_s if timeout_s is None else timeout_s)
         return [self._pages.plausible(found) for found in ask(self._names(keys))]
 
-    def lookup(
-        self, keys: Sequence[PageKey], *, every_shard: bool = False, timeout_s: float | None = None
-    ) -> Lookup:
+    def lookup(self, keys: Sequence[PageKey], *, every_shard: bool = False, timeout_s: float | None = None) -> Lookup:
         """The longest prefix of ``keys`` that is stored, every page of it confirmed now or less than a lease ago.
 
         ``every_shard``: a page counts only when the objects of all shards of this split are there, so that every rank
@@ -281,9 +290,7 @@ class KVStore:
         Passed over where the store was opened with a rate. Raises UsageError."""
         self._health.observe_prefill(tokens, seconds)
 
-    def _worth_waiting_s(
-        self, pages: int, limit_s: float, timeout_s: float | None, *, waited_s: float = 0.0
-    ) -> float:
+    def _worth_waiting_s(self, pages: int, limit_s: float, timeout_s: float | None, *, waited_s: float = 0.0) -> float:
         """A deadline: as the caller has it, else the limit, but no longer than it takes to compute the pages, less what
         was waited already."""
         if timeout_s is not None:
@@ -322,9 +329,7 @@ class KVStore:
             return answers
 
         own, width = shards.index(self.geometry.shard), len(shards)
-        answers = recalled(
-            [self.object_name(key, shard) for key in keys for shard in shards] if width > 1 else names
-        )
+        answers = recalled([self.object_name(key, shard) for key in keys for shard in shards] if width > 1 else names)
         found: builtins.list[Found | None] = []
         for index in range(len(keys)):
             there = answers[index * width : (index + 1) * width]

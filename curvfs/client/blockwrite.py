@@ -207,11 +207,13 @@ async def open_replica(
     direct: bool = False,
     local: bool = True,
     discard: bool = False,
+    timeout_s: float | None = None,
 ) -> Replica:
     """Open a block for writing on one worker: as a local file where that can be trusted, else over the wire.
 
     ``direct`` asks for a local file open with O_DIRECT, which only somebody who takes it over can use. ``discard``
-    throws away what a stream before this one left on the worker: Open, Cancel, Open again (4.7).
+    throws away what a stream before this one left on the worker: Open, Cancel, Open again (4.7). ``timeout_s`` bounds
+    each exchange with the worker, where that is less than ``data_timeout_s``.
 
     Raises RemoteError and TransportError.
     """
@@ -232,7 +234,9 @@ async def open_replica(
         short_circuit=short_circuit,
         chunk_size=session.config.chunk_size_bytes,
     )
-    channel, header = await session.workers.open(worker_key(worker), RpcCode.WRITE_BLOCK, request, doing=doing)
+    channel, header = await session.workers.open(
+        worker_key(worker), RpcCode.WRITE_BLOCK, request, doing=doing, timeout_s=timeout_s
+    )
     try:
         answer = decode(pb.BlockWriteResponse, header)
         _check_opened(answer, block, channel.worker, doing, capacity_bytes=capacity_bytes, offset_bytes=offset_bytes)
@@ -248,6 +252,7 @@ async def open_replica(
                 capacity_bytes=capacity_bytes,
                 direct=direct,
                 local=local,
+                timeout_s=timeout_s,
             )
         storage = int(storage_type(answer.storage_type))
         if not (short_circuit and answer.path):
@@ -267,7 +272,13 @@ async def open_replica(
             # The block stays in writing state: a fresh Open without short circuit takes over (4.12).
             await channel.release()
             return await open_replica(
-                session, worker, block, offset_bytes=offset_bytes, capacity_bytes=capacity_bytes, local=False
+                session,
+                worker,
+                block,
+                offset_bytes=offset_bytes,
+                capacity_bytes=capacity_bytes,
+                local=False,
+                timeout_s=timeout_s,
             )
         return LocalReplica(session, channel, block.id, storage, file)
     except BaseException:
@@ -380,8 +391,10 @@ class BlockWriter:
         capacity_bytes: int,
         new: bool,
         direct: bool = False,
+        timeout_s: float | None = None,
     ) -> BlockWriter:
-        """Open every replica in ``located.locs``; those of a new block that refuse are left behind.
+        """Open every replica in ``located.locs``; those of a new block that refuse are left behind. ``timeout_s``: as
+        in :func:`open_replica`.
 
         Raises RemoteError or TransportError: what the last one said.
         """
@@ -399,6 +412,7 @@ class BlockWriter:
                         direct=direct,
                         discard=(worker.worker_id, located.block.id) in session.dropped_streams
                         and (new or session.rewrites_aside),
+                        timeout_s=timeout_s,
                     )
                     replicas.append(replica)
                 except (RemoteError, TransportError, ProtocolError) as error:
@@ -424,6 +438,11 @@ class BlockWriter:
     @property
     def block_id(self) -> int:
         return self._block.id
+
+    @property
+    def worker_ids(self) -> tuple[int, ...]:
+        """Who is being written to."""
+        return tuple(replica.worker_id for replica in self._replicas)
 
     @property
     def longer_than_committed(self) -> bool:

@@ -166,6 +166,7 @@ class WriteExtent:
         size_bytes: int,
         writer: BlockWriter | None,
         remote_reason: str,
+        workers: tuple[WorkerAddress, ...] = (),
     ) -> None:
         """``writer`` is None for a file without bytes; ``remote_reason`` holds unless it turns out to be local."""
         self._session = session
@@ -175,6 +176,7 @@ class WriteExtent:
         self._size = size_bytes
         self._writer = writer
         self._reason = remote_reason
+        self._workers = workers
         self._local: LocalExtent | None = None
         self._written: list[tuple[int, int]] = []
         self._commit: pb.CommitBlockProto | None = None
@@ -199,6 +201,11 @@ class WriteExtent:
     def size_bytes(self) -> int:
         """Bytes that must be written before it can be committed."""
         return self._size
+
+    @property
+    def workers(self) -> tuple[WorkerAddress, ...]:
+        """Who stores the block."""
+        return self._workers
 
     @property
     def local(self) -> LocalExtent | None:

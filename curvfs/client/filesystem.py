@@ -26,6 +26,7 @@ from curvfs.client.mastercalls import (
 )
 from curvfs.client.mounts import MountTable
 from curvfs.client.newextents import Plan, commit_extents, create_ahead, create_extents
+from curvfs.client.placement import Placement
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
     DEFAULT_POLICY,
@@ -98,6 +99,11 @@ class CurvineFileSystem:
     def client_name(self) -> str:
         """The writer identity of this client (4.3)."""
         return self._session.client_name
+
+    @property
+    def placement(self) -> Placement:
+        """Which workers get no new blocks of this client for now."""
+        return Placement(self._session)
 
     @property
     def makes_ahead(self) -> bool:
@@ -658,11 +664,23 @@ class CurvineFileSystem:
         group: str = "",
         policy: StoragePolicy | None = None,
         unique_names: bool = True,
+        on_worker: int | None = None,
+        worker_timeout_s: float | None = None,
     ) -> builtins.list[WriteExtent | CurvfsError]:
         """:meth:`create_extent` of many files with two calls to the master for all of them (4.16). A file's own
-        failure stands in its place; :meth:`commit_extents_many` commits them with one call."""
+        failure stands in its place; :meth:`commit_extents_many` commits them with one call. ``on_worker``: on that
+        worker or not at all, whatever :attr:`placement` says of it. ``worker_timeout_s`` bounds each exchange with a
+        worker where that is less than ``data_timeout_s``."""
         plans = self._plans(files, mode=mode, owner=owner, group=group, policy=policy)
-        return await create_extents(self._session, self._calls, plans, direct=direct, unique_names=unique_names)
+        return await create_extents(
+            self._session,
+            self._calls,
+            plans,
+            direct=direct,
+            unique_names=unique_names,
+            on_worker=on_worker,
+            worker_timeout_s=worker_timeout_s,
+        )
 
     async def write_files(
         self,

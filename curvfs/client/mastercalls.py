@@ -318,8 +318,10 @@ class MasterCalls:
         last_block: pb.ExtendedBlockProto | None,
         commits: Sequence[pb.CommitBlockProto],
         progress: Progress,
+        exclude: Sequence[int] | None = None,
     ) -> pb.LocatedBlockProto:
-        """Repeated, it answers with the same block, but without its workers (4.5 rule 2): see ``progress``."""
+        """Repeated, it answers with the same block, but without its workers (4.5 rule 2): see ``progress``.
+        ``exclude``: workers that never get it, instead of those that failed and may be asked again."""
 
         def request(exclude: Sequence[int]) -> pb.AddBlockRequest:
             return pb.AddBlockRequest(
@@ -333,10 +335,11 @@ class MasterCalls:
                 inode_id=inode_id,
             )
 
+        doing = f"add a block to {path}"
         # The answer is the bare block.
-        return await self._excluding(
-            RpcCode.ADD_BLOCK, request, pb.LocatedBlockProto, f"add a block to {path}", progress
-        )
+        if exclude is not None:
+            return await self.call(RpcCode.ADD_BLOCK, request(exclude), pb.LocatedBlockProto, doing, progress=progress)
+        return await self._excluding(RpcCode.ADD_BLOCK, request, pb.LocatedBlockProto, doing, progress)
 
     async def _excluding(
         self,

@@ -18,10 +18,10 @@ from curvfs.client import convert
 from curvfs.client.blockwrite import BlockWriter
 from curvfs.client.extents import WriteExtent
 from curvfs.client.mastercalls import O_CREAT, O_EXCL, O_WRONLY, MasterCalls
-from curvfs.client.records import FileStatus
+from curvfs.client.records import FileStatus, WorkerAddress
 from curvfs.client.session import Session
 from curvfs.client.writer import FileWriter
-from curvfs.errors import CurvfsError, InProgress, TransportError, Unsupported
+from curvfs.errors import CurvfsError, InProgress, NoAvailableWorker, TransportError, Unsupported
 from curvfs.net.cluster import Progress
 from curvfs.wire.messages import pb
 
@@ -53,19 +53,33 @@ class Made:
 
 
 async def create_extents(
-    session: Session, calls: MasterCalls, plans: Sequence[Plan | CurvfsError], *, direct: bool, unique_names: bool
+    session: Session,
+    calls: MasterCalls,
+    plans: Sequence[Plan | CurvfsError],
+    *,
+    direct: bool,
+    unique_names: bool,
+    on_worker: int | None = None,
+    worker_timeout_s: float | None = None,
 ) -> list[WriteExtent | CurvfsError]:
     """Make the files, and open the block of each. A file's own failure stands in its place; it leaves nothing behind
-    that the master could be told to remove."""
+    that the master could be told to remove. ``on_worker``: there, or not at all. ``worker_timeout_s`` bounds each
+    exchange with a worker."""
+    others = None
+    if on_worker is not None:
+        workers = [worker.address.worker_id for worker in (await calls.info()).live_workers]
+        if on_worker not in workers:
+            raise NoAvailableWorker(f"Worker {on_worker} is not alive, as the master has it; try again later.")
+        others = [worker for worker in workers if worker != on_worker]
     made = await create_files(session, calls, plans, unique_names)
-    blocks = await add_first_blocks(session, calls, made)
+    blocks = await add_first_blocks(session, calls, made, exclude=others)
 
     async def finish(pair: tuple[Made, Added | CurvfsError | None]) -> WriteExtent:
         entry, added = pair
         try:
             if isinstance(added, CurvfsError):
                 raise added
-            return await _open(session, calls, entry, added, direct=direct)
+            return await _open(session, calls, entry, added, direct=direct, timeout_s=worker_timeout_s)
         except BaseException:
             await extent_of(session, calls, entry, None, "").abort()
             raise
@@ -162,13 +176,18 @@ async def create_files(
 
 
 async def add_first_blocks(
-    session: Session, calls: MasterCalls, made: Sequence[Made | CurvfsError]
+    session: Session,
+    calls: MasterCalls,
+    made: Sequence[Made | CurvfsError],
+    *,
+    exclude: Sequence[int] | None = None,
 ) -> list[Added | CurvfsError | None]:
-    """The first block of each file; None for one without bytes."""
+    """The first block of each file; None for one without bytes. ``exclude``: workers that get none of them, instead of
+    those that failed before."""
     wanted = [entry for entry in made if isinstance(entry, Made) and entry.plan.size_bytes]
     blocks: Sequence[pb.LocatedBlockProto] | None = None
     asked = False
-    if len(wanted) > 1 and session.knows_batches:
+    if len(wanted) > 1 and session.knows_batches and exclude is None:
         try:
             blocks = await calls.add_first_blocks_batch([(entry.plan.full_path, entry.status.id) for entry in wanted])
         except Unsupported:
@@ -183,7 +202,13 @@ async def add_first_blocks(
         if blocks is not None:
             return blocks[index], progress
         located = await calls.add_block(
-            entry.plan.full_path, entry.status.id, file_length_bytes=0, last_block=None, commits=(), progress=progress
+            entry.plan.full_path,
+            entry.status.id,
+            file_length_bytes=0,
+            last_block=None,
+            commits=(),
+            progress=progress,
+            exclude=exclude,
         )
         return located, progress
 
@@ -228,18 +253,35 @@ async def placed(calls: MasterCalls, made: Made, added: Added) -> pb.LocatedBloc
     return located
 
 
-async def _open(session: Session, calls: MasterCalls, made: Made, added: Added | None, *, direct: bool) -> WriteExtent:
+async def _open(
+    session: Session, calls: MasterCalls, made: Made, added: Added | None, *, direct: bool, timeout_s: float | None
+) -> WriteExtent:
     if added is None:
         return extent_of(session, calls, made, None, "empty")
     located = await placed(calls, made, added)
     reason = session.local.candidate(convert.worker_address(located.locs[0])) if located.locs else "lost"
     writer = await BlockWriter.open(
-        session, located, offset_bytes=0, capacity_bytes=made.plan.options.block_size, new=True, direct=direct
+        session,
+        located,
+        offset_bytes=0,
+        capacity_bytes=made.plan.options.block_size,
+        new=True,
+        direct=direct,
+        timeout_s=timeout_s,
     )
-    return extent_of(session, calls, made, writer, "replicas" if len(located.locs) > 1 else reason or "refused")
+    reason = "replicas" if len(located.locs) > 1 else reason or "refused"
+    opened = [worker for worker in map(convert.worker_address, located.locs) if worker.worker_id in writer.worker_ids]
+    return extent_of(session, calls, made, writer, reason, tuple(opened))
 
 
-def extent_of(session: Session, calls: MasterCalls, made: Made, writer: BlockWriter | None, reason: str) -> WriteExtent:
-    """The handle of a file that was made; ``writer`` is its block's, if it has one that is open."""
+def extent_of(
+    session: Session,
+    calls: MasterCalls,
+    made: Made,
+    writer: BlockWriter | None,
+    reason: str,
+    workers: tuple[WorkerAddress, ...] = (),
+) -> WriteExtent:
+    """The handle of a file that was made; ``writer`` is its block's, if it has one that is open, on ``workers``."""
     plan = made.plan
-    return WriteExtent(session, calls, plan.full_path, made.status, plan.size_bytes, writer, reason)
+    return WriteExtent(session, calls, plan.full_path, made.status, plan.size_bytes, writer, reason, workers)

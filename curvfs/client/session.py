@@ -55,14 +55,17 @@ class Session:
         self._excluded_until_s: dict[int, float] = {}
 
     def exclude(self, worker_id: int) -> None:
-        """Remember that a worker failed a write: it is not asked for again for a while (5.4)."""
+        """Remember that a worker failed a write: it is not asked for again for a while (5.4). From any thread."""
         self._excluded_until_s[worker_id] = self.world.clock.monotonic_s() + self.config.failed_worker_ttl_s
 
     def excluded(self) -> list[int]:
-        """Workers that a new block should not go to."""
+        """Workers that a new block should not go to. From any thread."""
         now_s = self.world.clock.monotonic_s()
-        self._excluded_until_s = {key: until_s for key, until_s in self._excluded_until_s.items() if until_s > now_s}
-        return sorted(self._excluded_until_s)
+        return sorted(worker_id for worker_id, until_s in list(self._excluded_until_s.items()) if until_s > now_s)
+
+    def readmit(self, worker_id: int) -> None:
+        """A worker that failed has taken a block since."""
+        self._excluded_until_s.pop(worker_id, None)
 
     def forgive(self) -> None:
         """Ask all workers again: without those that failed there are none."""

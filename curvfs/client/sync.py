@@ -15,6 +15,7 @@ from curvfs.client.extents import ReadExtents, WriteExtent
 from curvfs.client.fileobject import FileObject, as_files_raise
 from curvfs.client.filesystem import CurvineFileSystem, open_filesystem
 from curvfs.client.locks import RENEW_S, HeldLock
+from curvfs.client.placement import Placement
 from curvfs.client.portal import Portal as _Portal
 from curvfs.client.reader import FileReader
 from curvfs.client.records import (
@@ -32,6 +33,7 @@ from curvfs.client.records import (
     NewFile,
     StoragePolicy,
     TtlAction,
+    WorkerAddress,
 )
 from curvfs.client.syncstores import SyncUnderStores
 from curvfs.client.writer import FileWriter
@@ -209,6 +211,10 @@ class SyncWriteExtent:
         return self._extent.size_bytes
 
     @property
+    def workers(self) -> tuple[WorkerAddress, ...]:
+        return self._extent.workers
+
+    @property
     def local(self) -> LocalExtent | None:
         return self._extent.local
 
@@ -285,6 +291,10 @@ class SyncFileSystem:
         return self.filesystem.hostname
 
     @property
+    def placement(self) -> Placement:
+        return self.filesystem.placement
+
+    @property
     def client_name(self) -> str:
         return self.filesystem.client_name
 
@@ -331,6 +341,8 @@ class SyncFileSystem:
         group: str = "",
         policy: StoragePolicy | None = None,
         unique_names: bool = True,
+        on_worker: int | None = None,
+        worker_timeout_s: float | None = None,
     ) -> builtins.list[SyncWriteExtent | CurvfsError]:
         """:meth:`create_extent` of many files in one turn of the trio thread, two calls to the master for all."""
         made = self._portal.run(
@@ -343,6 +355,8 @@ class SyncFileSystem:
                 group=group,
                 policy=policy,
                 unique_names=unique_names,
+                on_worker=on_worker,
+                worker_timeout_s=worker_timeout_s,
             )
         )
         return [extent if isinstance(extent, CurvfsError) else SyncWriteExtent(self, extent) for extent in made]

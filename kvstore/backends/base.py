@@ -55,6 +55,33 @@ class ObjectEntry:
     atime_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who stores an object that is being written: a worker, or the place itself. ``name`` is the worker's host name."""
+
+    worker_id: int = 0
+    name: str = ""
+
+
+class Targets(abc.ABC):
+    """Which workers new objects go to, where there may be several. Callable from any thread."""
+
+    @abc.abstractmethod
+    def avoided(self) -> tuple[int, ...]:
+        """Workers that get no new objects for now."""
+
+    @abc.abstractmethod
+    def avoid(self, worker_id: int) -> None:
+        """Let no new object go there, as long as others have room."""
+
+    @abc.abstractmethod
+    def readmit(self, worker_id: int) -> None: ...
+
+    @abc.abstractmethod
+    def attempt(self, worker_id: int, view: memoryview) -> None:
+        """Write an object (slab memory) there, and remove it. Raises CurvfsError."""
+
+
 class ObjectReader(abc.ABC):
     """An object open for reading; a context manager. It stays readable when it is deleted meanwhile, where the store
     can do that."""
@@ -94,6 +121,9 @@ class ObjectReader(abc.ABC):
 class ObjectWriter(abc.ABC):
     """An object being written under a staging name that nobody else uses."""
 
+    #: Who gets its bytes.
+    targets: tuple[Target, ...] = (Target(),)
+
     @abc.abstractmethod
     def write(self, view: memoryview) -> None:
         """Write the whole object (slab memory)."""
@@ -105,6 +135,10 @@ class ObjectWriter(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Remove what was staged; idempotent, never raises."""
+
+    def abandon(self) -> None:
+        """The same, without waiting where that could take long."""
+        self.abort()
 
 
 class Backend(abc.ABC):
@@ -126,6 +160,8 @@ class Backend(abc.ABC):
     #: The few calls for small files of our own, by path; ``root`` is the prefix's path there.
     #: Seconds until what was deleted shows in :meth:`free_bytes`.
     frees_after_s: float = 0.0
+    #: Where writers can be chosen.
+    targets: Targets | None = None
     records: StagingStore
     root: str
     staging: Staging

@@ -43,6 +43,8 @@ from kvstore.backends.base import (
     ObjectEntry,
     ObjectReader,
     ObjectWriter,
+    Target,
+    Targets,
     alignment_of,
     settle_mode,
 )
@@ -64,6 +66,8 @@ _BLOCKS_KEPT = 256
 _PREFIX_XATTR = "curvfs.kv"
 #: ``<parent directory id>/<name>`` of the place a file was created at: at any other place it is sealed.
 _BORN_XATTR = "curvfs.born"
+#: A worker that does not answer for so long has failed a write. (A client waits longer, who has nobody else to ask.)
+_WORKER_TIMEOUT_S = 5.0
 
 
 class CurvineBackend(Backend):
@@ -102,6 +106,7 @@ class CurvineBackend(Backend):
         self._directories: set[str] = set()
         self._opened = OpenedBlocks(world, count=_BLOCKS_KEPT, keep_s=lease_s)
         self._fs = SyncFileSystem.connect(url, world=world)
+        self.targets = _CurvineTargets(self, self._fs)
         try:
             self._mark_prefix()
             store = _CurvineStaging(self._fs)
@@ -237,14 +242,30 @@ class CurvineBackend(Backend):
             for name, extent in zip(names, made, strict=True)
         ]
 
-    def _create(self, staged: Sequence[str], size_bytes: int) -> list[WriteExtent | CurvfsError]:
+    def _create(
+        self, staged: Sequence[str], size_bytes: int, *, on_worker: int | None = None
+    ) -> list[WriteExtent | CurvfsError]:
         parent, parent_id = self._staging.directory, self._staging.directory_id
         files = [
             NewExtent(f"{parent}/{name}", size_bytes, {_BORN_XATTR: f"{parent_id}/{name}".encode()}) for name in staged
         ]
         direct = self.mode.direct and not self._keep
-        create = partial(self._fs.filesystem.create_extents_many, files, direct=direct, mode=_FILE_MODE)
+        create = partial(
+            self._fs.filesystem.create_extents_many,
+            files,
+            direct=direct,
+            mode=_FILE_MODE,
+            on_worker=on_worker,
+            worker_timeout_s=_WORKER_TIMEOUT_S,
+        )
         return self._fs.portal.run(create)
+
+    def create_on(self, worker_id: int, size_bytes: int) -> _CurvineWriter:
+        """Stage an object of no name on one worker."""
+        extent = self._create([self._staging.new_name()], size_bytes, on_worker=worker_id)[0]
+        if isinstance(extent, CurvfsError):
+            raise extent
+        return _CurvineWriter(self, extent, "")
 
     def publish_many(self, writers: Sequence[ObjectWriter]) -> list[bool | CurvfsError]:
         """One turn of the client's thread: one call to the master that commits all of them, then directory and name of
@@ -526,6 +547,7 @@ class _CurvineWriter(ObjectWriter):
         self.extent = extent
         self.name = name
         self.committed = False
+        self.targets = tuple(Target(worker.worker_id, worker.hostname) for worker in extent.workers)
 
     def write(self, view: memoryview) -> None:
         backend = self._backend
@@ -533,7 +555,7 @@ class _CurvineWriter(ObjectWriter):
         if file is None:
             if backend._durable:
                 raise _not_durable(self.extent.path, self.extent.remote_reason)
-            backend._fs.portal.run(self.extent.write, view, 0)
+            backend._fs.portal.run(self._send, view)
             return
         try:
             backend._engine.write(file, view)
@@ -541,6 +563,11 @@ class _CurvineWriter(ObjectWriter):
                 backend._disk.fdatasync(file.fd)
         except OSError as error:
             raise from_os_error(error, doing=f"Writing {file.path}") from error
+
+    async def _send(self, view: memoryview) -> None:
+        """Until the worker has it all: what fails here can be written elsewhere."""
+        await self.extent.write(view, 0)
+        await self.extent.complete_block()
 
     def publish(self) -> bool:
         published = self._backend.publish_many([self])[0]
@@ -556,6 +583,34 @@ class _CurvineWriter(ObjectWriter):
             self._backend._fs.portal.run(self.extent.abort)
         except CurvfsError:
             self.extent.close_descriptor()  # the client is closed; what was begun is left to a sweep
+
+    def abandon(self) -> None:
+        if not self._backend._fs.portal.post(self.extent.abort):
+            self.extent.close_descriptor()
+
+
+class _CurvineTargets(Targets):
+    def __init__(self, backend: CurvineBackend, fs: SyncFileSystem) -> None:
+        self._backend = backend
+        self._fs = fs
+        self._placement = fs.placement
+
+    def avoided(self) -> tuple[int, ...]:
+        return self._placement.avoided()
+
+    def avoid(self, worker_id: int) -> None:
+        self._placement.avoid(worker_id)
+
+    def readmit(self, worker_id: int) -> None:
+        self._placement.readmit(worker_id)
+
+    def attempt(self, worker_id: int, view: memoryview) -> None:
+        writer = self._backend.create_on(worker_id, len(view))
+        try:
+            writer.write(view)
+            self._fs.portal.run(writer.extent.complete_block)
+        finally:
+            writer.abort()
 
 
 class _CurvineStaging:

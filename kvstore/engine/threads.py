@@ -13,6 +13,8 @@ from kvstore.engine.base import Engine, OpenFile
 FRUITLESS_LIMIT = 100
 #: Pieces of memory that one call takes.
 _IOV_MAX = 1024
+#: Writing threads beyond ``depth``, which no single worker can keep busy.
+SPARE = 2
 
 
 class ThreadsEngine(Engine):
@@ -23,7 +25,7 @@ class ThreadsEngine(Engine):
         self._disk = world.disk
         self._world = world
         self._reading = world.threads.pool(depth, name="kvstore")
-        self._writing = world.threads.pool(depth, name="kvstore-put")
+        self._writing = world.threads.pool(depth + SPARE, name="kvstore-put")
 
     def submit(self, job: Callable[[], None], *, writing: bool = False) -> None:
         (self._writing if writing else self._reading).submit(job)

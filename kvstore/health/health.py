@@ -1,7 +1,8 @@
 """Is it worth asking? Breakers for what fails, break-even for what is slow, a budget for what is tried again.
 
 A *place* is a worker's host name; a directory is one place without a name. Besides these there are two calls of the
-store as a whole: *asking* what is there, and *putting*.
+store as a whole: *asking* what is there, and *putting*. Workers that are written to are in kvstore.health.writers: a
+failure of one of them, while others take what is stored, is not one of putting.
 
 **Break-even.** With the model's prefill rate known, given or observed, a prefix of n pages is worth loading when that
 takes less time than computing it. What places have delivered lately, and what they have under way, tells how long it
@@ -23,9 +24,9 @@ from curvfs.errors import UsageError
 from curvfs.world import World
 from kvstore.health.breaker import FAILURES, Breaker, State
 from kvstore.health.meter import Meter, Reading
-from kvstore.results import Miss, Result
+from kvstore.health.writers import STALLED_S, PlaceStats, Writers
+from kvstore.results import WORKER_FAILURES, Miss, Result
 
-STALLED_S = 3.0
 #: Retries saved up, and what a success adds.
 _RETRIES = 10.0
 _EARNED = 0.1
@@ -36,36 +37,27 @@ _MEASURE_EVERY_S = 0.3
 
 #: Who has waited so long in vain is the last one to wait.
 _LONG_S = 0.5
-#: Misses that say something about a place, and about storing.
-_FAILURES = frozenset({Miss.IO, Miss.UNREACHABLE, Miss.DEADLINE})
 #: A read that fails at once holds nobody up: there may be many before the place is left alone.
 _IO_WEIGHT = 0.1
+#: Misses that say something about storing.
 _PUT_FAILURES = frozenset({Miss.UNREACHABLE, Miss.DEADLINE})
 
 
 @dataclass(frozen=True, eq=False)
-class PlaceStats:
-    """``state`` of its breaker, or ``stalled``. ``bytes_per_s``: 0 where nothing was measured."""
-
-    state: str
-    bytes_per_s: float
-    in_flight: int
-    oldest_s: float
-    opened: int
-
-
-@dataclass(frozen=True, eq=False)
 class HealthStats:
-    """One moment of a store's health. ``withheld_pages``: stored pages that lookups left out because loading them
-    would take longer than computing them, or their place does not answer; ``withheld_lookups``: how many did so.
-    ``rejected``: pages that were not even tried because a breaker was open. ``probes``: pages read in the background
-    to see whether a place is well again. ``retries``, ``retries_refused``: reads tried once more, and those for which
-    the budget was spent. ``opened``: how often breakers opened."""
+    """One moment of a store's health. ``places``: what is read from; ``writers``: what is written to.
+
+    ``withheld_pages``: stored pages that lookups left out because loading them would take longer than computing them,
+    or their place does not answer; ``withheld_lookups``: how many did so. ``rejected``: pages that were not even tried
+    because a breaker was open. ``probes``: pages read in the background to see whether a place is well again.
+    ``retries``, ``retries_refused``: reads tried once more, and those for which the budget was spent. ``opened``: how
+    often breakers opened."""
 
     prefill_tokens_per_s: float = 0.0
     asking: str = "closed"
     putting: str = "closed"
     places: dict[str, PlaceStats] = field(default_factory=dict)
+    writers: dict[str, PlaceStats] = field(default_factory=dict)
     withheld_pages: int = 0
     withheld_lookups: int = 0
     rejected: int = 0
@@ -88,8 +80,17 @@ class _Place:
 class Health:
     """What is known of all places. Callable from any thread; never waits."""
 
-    def __init__(self, world: World, *, page_bytes: int, page_tokens: int, prefill_tokens_per_s: float | None) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        page_bytes: int,
+        page_tokens: int,
+        prefill_tokens_per_s: float | None,
+        writers: Writers | None = None,
+    ) -> None:
         self._world = world
+        self.writers = writers or Writers(world, None, page_bytes=page_bytes, at_once=1)
         self._clock = world.clock
         self._page_bytes = page_bytes
         self._page_tokens = page_tokens
@@ -129,7 +130,7 @@ class Health:
         with self._lock:
             place = self._place(reading.place)
             place.meter.ended(reading, now_s, delivered=not isinstance(result, Miss))
-            if isinstance(result, Miss) and result in _FAILURES:
+            if isinstance(result, Miss) and result in WORKER_FAILURES:
                 place.breaker.failed(now_s, _IO_WEIGHT if result is Miss.IO else 1.0)
             elif result is None:
                 place.breaker.gave_up()
@@ -191,8 +192,9 @@ class Health:
 
     def put_ended(self, result: Result | None) -> None:
         """What became of a page to be stored."""
+        others_well = self.writers.others_well
         with self._lock:
-            if isinstance(result, Miss) and result in _PUT_FAILURES:
+            if isinstance(result, Miss) and result in _PUT_FAILURES and not others_well:
                 self._putting.failed(self._clock.monotonic_s())
             elif isinstance(result, int):
                 self._putting.succeeded()
@@ -291,16 +293,18 @@ class Health:
                     opened=place.breaker.opened,
                 )
             breakers = [self._asking, self._putting, *(place.breaker for place in self._places.values())]
+            writers = self.writers.stats()
             return HealthStats(
                 prefill_tokens_per_s=self._prefill or 0.0,
                 asking=self._asking.state(now_s).value,
                 putting=self._putting.state(now_s).value,
                 places=places,
+                writers=writers,
                 withheld_pages=self.withheld_pages,
                 withheld_lookups=self.withheld_lookups,
                 rejected=self.rejected,
                 probes=self.probes,
                 retries=self.retries,
                 retries_refused=self.retries_refused,
-                opened=sum(breaker.opened for breaker in breakers),
+                opened=sum(breaker.opened for breaker in breakers) + sum(one.opened for one in writers.values()),
             )

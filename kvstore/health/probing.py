@@ -1,4 +1,4 @@
-"""Reads for which nobody waits: is a place well again?"""
+"""Reads and writes for which nobody waits: is a place well again?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from curvfs.errors import CurvfsError
 from curvfs.world import ThreadPool, World
-from kvstore.backends.base import Backend, Found
+from kvstore.backends.base import Backend, Found, Target
 from kvstore.health.health import Health
 from kvstore.results import Miss, miss_of
 from kvstore.slabs import SlabPool
@@ -20,13 +20,26 @@ _PAGES = 4
 
 
 class Prober:
-    """Reads pages that a lookup left out. Callable from any thread; nothing here waits."""
+    """Reads pages that a lookup left out, and writes to workers that are left alone. Callable from any thread; nothing
+    here waits."""
 
-    def __init__(self, world: World, backend: Backend, health: Health, slabs: SlabPool) -> None:
+    def __init__(
+        self,
+        world: World,
+        backend: Backend,
+        health: Health,
+        slabs: SlabPool,
+        outgoing: SlabPool,
+        *,
+        object_bytes: int,
+    ) -> None:
+        """``slabs`` are for what is read, ``outgoing`` for what is written: objects of ``object_bytes``."""
         self._world = world
         self._backend = backend
         self._health = health
         self._slabs = slabs
+        self._outgoing = outgoing
+        self._object_bytes = object_bytes
         self._lock = world.threads.lock()
         self._pool: ThreadPool | None = None
         self._closed = False
@@ -37,14 +50,42 @@ class Prober:
         if not chosen or self._closed or not self._health.to_measure(place):
             return
         left = [len(chosen)]
+        for name, found in chosen:
+            try:
+                self._threads().submit(partial(self._read, place, name, found, left, len(chosen)))
+            except CurvfsError:  # closed meanwhile
+                self._done(place, left, len(chosen))
+
+    def _threads(self) -> ThreadPool:
         with self._lock:
             if self._pool is None:
                 self._pool = self._world.threads.pool(_PAGES, name="kvstore-probe")
-        for name, found in chosen:
-            try:
-                self._pool.submit(partial(self._read, place, name, found, left, len(chosen)))
-            except CurvfsError:  # closed meanwhile
-                self._done(place, left, len(chosen))
+            return self._pool
+
+    def attempt(self, target: Target) -> None:
+        """Write an object that nobody wants to a worker, of which :meth:`Writers.tried` is told."""
+        try:
+            self._threads().submit(partial(self._write, target))
+        except CurvfsError:  # closed meanwhile
+            self._health.writers.tried(target, None)
+
+    def _write(self, target: Target) -> None:
+        took_s = None
+        targets = self._backend.targets
+        slab = self._outgoing.acquire(0.0)
+        try:
+            if slab is not None and targets is not None and not self._closed:
+                started_s = self._world.clock.monotonic_s()
+                targets.attempt(target.worker_id, slab.view[: self._object_bytes])
+                took_s = self._world.clock.monotonic_s() - started_s
+        except CurvfsError as error:
+            logger.debug("kvstore tried worker %d in vain: %s", target.worker_id, error)
+        except Exception:
+            logger.exception("kvstore failed to try worker %d.", target.worker_id)
+        finally:
+            if slab is not None:
+                self._outgoing.release(slab)
+            self._health.writers.tried(target, took_s)
 
     def _read(self, place: str, name: str, found: Found, left: list[int], pages: int) -> None:
         slab = self._slabs.acquire(0.0)

@@ -11,23 +11,26 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: Of the field ``rpc_port`` of a worker's address, as protobuf marks it.
 _PORT_MARK = b"\x20"
 _SMALLEST_PORT = 1 << 14  # three bytes each, so that exchanging them changes no length
+_PIECE_BYTES = 1 << 18
 
 
 class Gate:
     """Connections to one port of a server. ``cut``: they end, and new ones end at once. ``hold``: nothing comes
-    through."""
+    through. ``slow_s``: how long each 256 KiB, or what comes at once, is kept back."""
 
-    def __init__(self, target: int, exchange: tuple[bytes, bytes] | None = None) -> None:
+    def __init__(self, target: int, exchange: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._target = ("127.0.0.1", target)
         self._exchange = exchange
         self._cut = False
+        self.slow_s = 0.0
         self._flows = threading.Event()
         self._flows.set()
         self._sockets: set[socket.socket] = set()
@@ -45,6 +48,7 @@ class Gate:
 
     def mend(self) -> None:
         self._cut = False
+        self.slow_s = 0.0
         self._flows.set()
 
     def close(self) -> None:
@@ -66,17 +70,20 @@ class Gate:
         with client, socket.create_connection(self._target) as server:
             both = {client, server}
             self._sockets |= both
-            back = threading.Thread(target=self._pump, args=(client, server, None), daemon=True)
+            back = threading.Thread(target=self._pump, args=(client, server, ()), daemon=True)
             back.start()
             self._pump(server, client, self._exchange)
             back.join()
             self._sockets -= both
 
-    def _pump(self, source: socket.socket, sink: socket.socket, exchange: tuple[bytes, bytes] | None) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, exchange: Sequence[tuple[bytes, bytes]]) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 18):
+            while data := source.recv(_PIECE_BYTES):
                 self._flows.wait()
-                sink.sendall(data if exchange is None else data.replace(*exchange))
+                time.sleep(self.slow_s)
+                for pair in exchange:
+                    data = data.replace(*pair)
+                sink.sendall(data)
         _end(source)
         _end(sink)
 
@@ -94,7 +101,7 @@ def _end(each: socket.socket) -> None:
         each.shutdown(socket.SHUT_RDWR)
 
 
-def _marked(port: int) -> bytes:
+def marked(port: int) -> bytes:
     """A worker's port as protobuf writes it."""
     return _PORT_MARK + bytes([port & 127 | 128, port >> 7 & 127 | 128, port >> 14])
 
@@ -110,7 +117,7 @@ def relayed(pool: Path) -> Iterator[tuple[str, Gate, subprocess.Popen[str]]]:
             assert "curvine://" in process.stdout.readline()
             record = json.loads((pool / "server.json").read_text())
             gates.append(worker := Gate(record["worker_port"]))
-            gates.append(Gate(record["master_port"], (_marked(record["worker_port"]), _marked(worker.port))))
+            gates.append(Gate(record["master_port"], [(marked(record["worker_port"]), marked(worker.port))]))
             yield f"curvine://127.0.0.1:{gates[-1].port}/", worker, process
         finally:
             for gate in gates:

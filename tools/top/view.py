@@ -156,7 +156,8 @@ def _rooms(deltas: Sequence[Delta]) -> Table:
 
 
 def _breakers(deltas: Sequence[Delta]) -> Table:
-    """Whom stores leave alone: their breakers for what they ask, what they put, and each place that they read from."""
+    """Whom stores leave alone: their breakers for what they ask, what they put, and each place that they read from or
+    write to."""
     columns = ("MODEL", "CALLS", "BREAKER", "PID", "OPENED", "SPEED", "UNDER WAY", "OLDEST")
     table = _table("Breakers", columns, 3)
     for delta in deltas:
@@ -164,12 +165,13 @@ def _breakers(deltas: Sequence[Delta]) -> Table:
         model, pid = _whose(delta.now)
         for call in ("asking", "putting"):
             table.add_row(model, call, str(health.get(call, "-")), pid, "", "", "", "")
-        places: dict[str, Any] = health.get("places") or {}
-        for name, place in sorted(places.items()):
+        rows = [("reading", *item) for item in sorted((health.get("places") or {}).items())]
+        rows += [("writing", *item) for item in sorted((health.get("writers") or {}).items())]
+        for call, name, place in rows:
             speed = number(place, "bytes_per_s")
             table.add_row(
                 model,
-                f"reading {name}".rstrip(),
+                f"{call} {name}".rstrip(),
                 str(place.get("state")),
                 pid,
                 f"{number(place, 'opened'):.0f}",
@@ -234,9 +236,9 @@ def _state(stats: Any) -> str:
     if number(stats, "failing_puts"):
         return f"{number(stats, 'failing_puts'):.0f} puts failed"
     health = stats.get("health") or {}
-    places: dict[str, Any] = health.get("places") or {}
+    places = [*(health.get("places") or {}).values(), *(health.get("writers") or {}).values()]
     states = {str(health.get(call, "closed")) for call in ("asking", "putting")}
-    states |= {str(place.get("state")) for place in places.values()}
+    states |= {str(place.get("state")) for place in places}
     for state in ("open", "stalled", "half-open"):
         if state in states:
             return "a place stalls" if state == "stalled" else f"breaker {state}"
