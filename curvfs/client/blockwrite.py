@@ -59,7 +59,7 @@ class Replica(abc.ABC):
 
     async def complete(self, header: bytes) -> None:
         """Publish the block on the worker and give the connection back. Raises RemoteError, TransportError."""
-        await self._channel.finish(header)
+        await (await self._stream()).finish(header)
         self._block_kept = False
         await self.drop()
 
@@ -67,7 +67,7 @@ class Replica(abc.ABC):
         """Forget the block on the worker; never raises, and only for blocks that were never committed."""
         try:
             with trio.move_on_after(self._session.config.close_timeout_s, shield=True):
-                await self._channel.cancel(header)
+                await (await self._stream()).cancel(header)
                 self._block_kept = False
         except CurvfsError:
             pass  # the connection is dropped; the worker keeps the block until it is opened again or deleted
@@ -79,6 +79,13 @@ class Replica(abc.ABC):
         worker: it is remembered, to be cancelled before the block is written again (4.7)."""
         if self._block_kept:
             self._session.dropped_streams.add((self.worker_id, self._block_id))
+        await self._let_go()
+
+    async def _stream(self) -> BlockChannel:
+        """Where the block is open."""
+        return self._channel
+
+    async def _let_go(self) -> None:
         await self._channel.release()
 
 
@@ -239,7 +246,7 @@ async def open_replica(
     )
     try:
         answer = decode(pb.BlockWriteResponse, header)
-        _check_opened(answer, block, channel.worker, doing, capacity_bytes=capacity_bytes, offset_bytes=offset_bytes)
+        check_opened(answer, block, channel.worker, doing, capacity_bytes=capacity_bytes, offset_bytes=offset_bytes)
         if discard:
             await channel.cancel(request)
             session.dropped_streams.discard((worker.worker_id, block.id))
@@ -313,7 +320,7 @@ async def write_whole(
                     worker_key(worker), RpcCode.WRITE_BLOCK, opening, payload, final, doing=doing
                 ),
             )
-            _check_opened(answer, block, worker_key(worker), doing, capacity_bytes=capacity_bytes, offset_bytes=0)
+            check_opened(answer, block, worker_key(worker), doing, capacity_bytes=capacity_bytes, offset_bytes=0)
         except (RemoteError, TransportError, ProtocolError) as error:
             session.exclude(worker.worker_id)
             session.stats["replica_failures"] += 1
@@ -342,7 +349,7 @@ async def write_whole(
     )
 
 
-def _check_opened(
+def check_opened(
     answer: pb.BlockWriteResponse,
     block: pb.ExtendedBlockProto,
     worker: WorkerKey,
@@ -463,9 +470,13 @@ class BlockWriter:
 
     async def complete(self) -> pb.CommitBlockProto:
         """Publish the block on its workers: the commit that the master must be told. The writer is done then."""
-        header = self._final()
+        header = self.final_request()
         await self._everywhere(lambda replica: replica.settle())
         await self._everywhere(lambda replica: replica.complete(header))
+        return self.commit_record()
+
+    def commit_record(self) -> pb.CommitBlockProto:
+        """What the master must be told of a block that is complete on its workers."""
         return pb.CommitBlockProto(
             block_id=self._block.id,
             block_len=self.length_bytes,
@@ -485,11 +496,12 @@ class BlockWriter:
 
     async def _give_up(self, replica: Replica) -> None:
         if self.new:
-            await replica.cancel(self._final())
+            await replica.cancel(self.final_request())
         else:
             await replica.drop()
 
-    def _final(self) -> bytes:
+    def final_request(self) -> bytes:
+        """What a Complete or a Cancel says."""
         return write_request(
             self._session,
             self._block,

@@ -248,12 +248,20 @@ class WriteExtent:
 
     async def complete_block(self) -> None:
         """The part of :meth:`commit` that concerns the workers; nothing when that went well before."""
+        writer = self.whole_block()
+        if writer is not None:
+            self._commit = await writer.complete()
+
+    def whole_block(self) -> BlockWriter | None:
+        """The block's writer when all is written and it is still to be completed. Raises CurvfsError as
+        :meth:`complete_block` does."""
         if self._ended:
             raise CurvfsError(f"Cannot commit {self._full_path}: it was committed or aborted.", errno_=errno.EBADF)
-        if self._writer is not None and self._commit is None:
-            self._check_whole()
-            self._writer.wrote_to(self._size)
-            self._commit = await self._writer.complete()
+        if self._writer is None or self._commit is not None:
+            return None
+        self._check_whole()
+        self._writer.wrote_to(self._size)
+        return self._writer
 
     def adopt(self, commit: pb.CommitBlockProto) -> None:
         """The block was written and completed in a stream with others: what is left is to tell the master."""

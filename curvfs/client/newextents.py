@@ -9,6 +9,7 @@ master without batches is asked one by one from then on. Blocks are written thro
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ import trio
 from curvfs.client import convert
 from curvfs.client.blockwrite import BlockWriter
 from curvfs.client.extents import WriteExtent
+from curvfs.client.lentblocks import complete_lent, lent_worker, open_lent
 from curvfs.client.mastercalls import O_CREAT, O_EXCL, O_WRONLY, MasterCalls
 from curvfs.client.records import FileStatus, WorkerAddress
 from curvfs.client.session import Session
@@ -74,29 +76,72 @@ async def create_extents(
     made = await create_files(session, calls, plans, unique_names)
     blocks = await add_first_blocks(session, calls, made, exclude=others)
 
-    async def finish(pair: tuple[Made, Added | CurvfsError | None]) -> WriteExtent:
-        entry, added = pair
+    extents: dict[int, WriteExtent | CurvfsError] = {}
+
+    async def finish(index: int) -> WriteExtent:
+        entry, added = made[index], blocks[index]
+        if isinstance(entry, CurvfsError):
+            raise entry
         try:
             if isinstance(added, CurvfsError):
                 raise added
             return await _open(session, calls, entry, added, direct=direct, timeout_s=worker_timeout_s)
-        except BaseException:
+        except CurvfsError:
             await extent_of(session, calls, entry, None, "").abort()
             raise
 
-    return await each(
-        finish,
-        [
-            entry if isinstance(entry, CurvfsError) else (entry, added)
-            for entry, added in zip(made, blocks, strict=True)
-        ],
-    )
+    try:
+        await _open_together(session, calls, made, blocks, extents, direct=direct, timeout_s=worker_timeout_s)
+        left = [index for index in range(len(made)) if index not in extents]
+        extents.update(zip(left, await each(finish, left), strict=True))
+    except BaseException:
+        with trio.CancelScope(shield=True):  # each has its time
+            async with trio.open_nursery() as nursery:
+                for index, entry in enumerate(made):
+                    if isinstance(entry, Made):
+                        extent = extents.get(index) or extent_of(session, calls, entry, None, "")
+                        if isinstance(extent, WriteExtent):
+                            nursery.start_soon(extent.abort)
+        raise
+    return [extents[index] for index in range(len(made))]
+
+
+async def _open_together(
+    session: Session,
+    calls: MasterCalls,
+    made: Sequence[Made | CurvfsError],
+    blocks: Sequence[Added | CurvfsError | None],
+    extents: dict[int, WriteExtent | CurvfsError],
+    *,
+    direct: bool,
+    timeout_s: float | None,
+) -> None:
+    """Open what lies on this machine, all blocks of a worker in one exchange: those go to ``extents``."""
+    wanted: dict[WorkerAddress, list[tuple[int, Made, pb.ExtendedBlockProto]]] = {}
+    for index, (entry, added) in enumerate(zip(made, blocks, strict=True)):
+        if isinstance(entry, Made) and isinstance(added, tuple):
+            worker = lent_worker(session, added[0])
+            if worker is not None:
+                wanted.setdefault(worker, []).append((index, entry, added[0].block))
+
+    async def on(worker: WorkerAddress, mine: Sequence[tuple[int, Made, pb.ExtendedBlockProto]]) -> None:
+        asked = [(block, entry.plan.options.block_size) for _, entry, block in mine]
+        opened = await open_lent(session, worker, asked, direct=direct, timeout_s=timeout_s)
+        for (index, entry, _), writer in zip(mine, opened, strict=True):
+            if writer is not None:
+                extents[index] = extent_of(session, calls, entry, writer, "", (worker,))
+
+    async with trio.open_nursery() as nursery:
+        for worker, mine in wanted.items():
+            if len(mine) > 1:
+                nursery.start_soon(on, worker, mine)
 
 
 async def commit_extents(
     session: Session, calls: MasterCalls, extents: Sequence[WriteExtent]
 ) -> list[FileStatus | CurvfsError]:
     """:meth:`WriteExtent.commit` of all, with one call to the master. A file's own failure stands in its place."""
+    await _complete_together(session, extents)
     finished = await each(WriteExtent.complete_block, list(extents))
     ready = [extent for extent, error in zip(extents, finished, strict=True) if error is None]
     done = False
@@ -116,6 +161,20 @@ async def commit_extents(
 
     statuses = iter(await each(one, ready))
     return [next(statuses) if error is None else error for error in finished]
+
+
+async def _complete_together(session: Session, extents: Sequence[WriteExtent]) -> None:
+    """Complete the blocks that were opened together; what fails is told when each is completed by itself."""
+    whole: list[tuple[WriteExtent, BlockWriter]] = []
+    for extent in extents:
+        with suppress(CurvfsError):
+            writer = extent.whole_block()
+            if writer is not None:
+                whole.append((extent, writer))
+    commits = await complete_lent(session, [writer for _, writer in whole])
+    for (extent, _), commit in zip(whole, commits, strict=True):
+        if commit is not None:
+            extent.adopt(commit)
 
 
 async def each(call: Callable[[T], Awaitable[R]], items: Sequence[T | CurvfsError]) -> list[R | CurvfsError]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,8 @@ from curvfs.world import Buffer, World
 
 #: Streams of :meth:`WorkerPool.ask` in flight: their answers fit any receive buffer, so sending cannot get stuck.
 _ASK_AT_ONCE = 128
+#: What is received at once of the answers to :meth:`WorkerPool.open_many` and :meth:`WorkerPool.complete_many`.
+_MANY_ANSWERS_BYTES = 8192
 #: The answers to a block that is written in one exchange are shorter than this.
 _ANSWERS_BYTES = 512
 
@@ -121,6 +123,51 @@ class WorkerPool:
             if last is not None:
                 await last.release()
         return answers
+
+    async def open_many(
+        self, worker: WorkerKey, code: int, headers: Sequence[bytes], *, doing: str, timeout_s: float | None = None
+    ) -> tuple[BlockChannel, list[bytes | RemoteError]]:
+        """Open write streams one after the other on one connection, pipelined, each of which leaves the one before as
+        it is (4.7): what each Open was answered. The channel is that of the last one: what the others opened keeps its
+        space while it is there. Close it in the end; nothing else can be done with it. At most 128. A refusal stands in
+        its stream's place. Raises TransportError.
+        """
+        return await self._many(worker, code, headers, doing, timeout_s, BlockChannel.opening)
+
+    async def complete_many(
+        self, worker: WorkerKey, code: int, headers: Sequence[bytes], *, doing: str, timeout_s: float | None = None
+    ) -> list[bytes | RemoteError]:
+        """Complete streams that were opened on other connections, pipelined: what each was answered. At most 128. A
+        refusal stands in its stream's place. Raises TransportError.
+        """
+        channel, answers = await self._many(worker, code, headers, doing, timeout_s, BlockChannel.completing)
+        await channel.release()
+        return answers
+
+    async def _many(
+        self,
+        worker: WorkerKey,
+        code: int,
+        headers: Sequence[bytes],
+        doing: str,
+        timeout_s: float | None,
+        frame: Callable[[BlockChannel, bytes], bytes],
+    ) -> tuple[BlockChannel, list[bytes | RemoteError]]:
+        """One frame and its answer for each of several streams on one connection. A stale one is replaced once."""
+
+        async def on(frames: FrameStream) -> tuple[BlockChannel, list[bytes | RemoteError]]:
+            channels = [BlockChannel(self, worker, frames, code, doing, None, timeout_s) for _ in headers]
+            prefixes = [frame(channel, header) for channel, header in zip(channels, headers, strict=True)]
+            return channels[-1], await channels[-1].many(b"".join(prefixes), channels)
+
+        idle = self._take(worker)
+        if idle is not None:
+            try:
+                return await on(idle)
+            except ConnectionLost:
+                self.stats["worker_stale_connections"] += 1
+                await self._close_idle(worker)
+        return await on(await self._connect(worker, doing, timeout_s))
 
     async def put(
         self, worker: WorkerKey, code: int, open_header: bytes, payload: Buffer, complete_header: bytes, *, doing: str
@@ -265,6 +312,39 @@ class BlockChannel:
             return opened.header
         finally:
             await self.release()
+
+    def opening(self, header: bytes) -> bytes:
+        """Open, to be sent together with others (:meth:`many`)."""
+        return self._stream.open(header)
+
+    def completing(self, header: bytes) -> bytes:
+        """Complete of what an earlier stream opened, to be sent together with others (:meth:`many`)."""
+        self._stream.resume()
+        return self._stream.complete(header)
+
+    async def many(self, prefixes: bytes, channels: Sequence[BlockChannel]) -> list[bytes | RemoteError]:
+        """Send a frame of each of these channels, which share this one's connection, and take their answers."""
+        try:
+            with self._exchange():
+                await self._frames.send(prefixes)
+                self._frames.read_ahead(_MANY_ANSWERS_BYTES)  # which come together
+                replies = [await channel._receive() for channel in channels]
+                self._frames.read_ahead(0)
+        except BaseException:
+            await self.release()
+            raise
+        answers: list[bytes | RemoteError] = []
+        for channel, reply in zip(channels, replies, strict=True):
+            try:
+                answers.append(channel._accepted(reply).header)
+            except RemoteError as error:
+                answers.append(error)
+        return answers
+
+    async def close(self) -> None:
+        """Close the connection, whatever the stream's state. Idempotent, never raises."""
+        self._broken = True
+        await self.release()
 
     def ask(self, open_header: bytes, complete_header: bytes) -> bytes:
         """Open and Complete in one go, to be sent together with others."""

@@ -10,6 +10,7 @@ Specification sections 2.2, 4.7, 4.11 and 4.12.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,9 @@ _INLINE_BYTES = 64 * KIB
 _MAX_READ_AHEAD_LEN = 16 * MIB
 #: Idle buffers for write payload that the worker keeps.
 _SPARE_BUFFERS = 4
+
+#: Blocks that a connection keeps space for, whose streams were left for the next one (the client writes their files).
+_LEFT_MOST = 128
 
 #: Replies that are sent together.
 _REPLIES = 16
@@ -144,6 +148,7 @@ class _Connection:
         )
         self._session = ServerSession()
         self._open: _Write | _Read | _Batch | None = None
+        self._left: deque[_Write] = deque()
         self._buffer: bytearray | None = None
         self._replies: list[bytes] = []
 
@@ -172,6 +177,8 @@ class _Connection:
     def close(self) -> None:
         """The connection is gone. A block that was being written stays as it is."""
         self._finish()
+        while self._left:
+            self._forsake()
 
     # ----------------------------------------------------------------------------------------------------- frames
 
@@ -261,6 +268,21 @@ class _Connection:
             if isinstance(stream, _Write):
                 self._store.detach(stream.block_id, stream.generation)
 
+    def _leave(self, *, lends: bool) -> None:
+        """Another write is going to be opened. Where the client writes the files of both itself, it opens many in a
+        row: this one keeps its space."""
+        if not lends or not isinstance(self._open, _Write) or self._open.fd is not None:
+            self._drop()
+            return
+        self._left.append(self._open)
+        self._open = None
+        if len(self._left) > _LEFT_MOST:
+            self._forsake()
+
+    def _forsake(self) -> None:
+        left = self._left.popleft()
+        self._store.detach(left.block_id, left.generation)
+
     def _finish(self) -> None:
         """The open stream is completed or cancelled."""
         self._drop()
@@ -279,7 +301,7 @@ class _Connection:
 
     async def _write_open(self, request: Request, _: memoryview) -> _Answer:
         message: Any = decode(pb.BlockWriteRequest, request.header)
-        self._drop()
+        self._leave(lends=message.short_circuit)
         self._open, reply = await self._begin(request, message, message.block)
         return _Answer(reply.SerializeToString())
 

@@ -249,6 +249,13 @@ class BlockStream:
         before = self.open(open_header) + self.running(data_len=data_len)
         return before, self._send(RequestStatus.COMPLETE, complete_header, 0, ahead=True)
 
+    def resume(self) -> None:
+        """The block was opened by another stream, which was left (4.7): Complete follows."""
+        if self._state is not StreamState.IDLE:
+            raise LocalProtocolError(f"{_name(self.code)} cannot be gone on with: the stream is {self._state.value}.")
+        self._state = StreamState.OPEN
+        self._next_seq_id += 1
+
     def cancel(self, header: bytes) -> bytes:
         """The prefix of the Cancel frame. (Never cancel a block that was committed: section 4.7.)"""
         return self._send(RequestStatus.CANCEL, header, 0)
