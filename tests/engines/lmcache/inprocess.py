@@ -1,13 +1,15 @@
 """LMCache's real in-process engine on CPU tensors: ``python inprocess.py store|retrieve CONFIGURATION.json``.
 
 ``store`` stores a fixed prompt's chunks, waits until they can be looked up, says so and waits to be killed.
-``retrieve`` prints how many tokens were found, how many came back, and whether their bits are the same.
+``retrieve`` prints how many tokens were found, how many came back, and whether their bits are the same. Where a server
+to ``stop`` is given, that stands still during a first try, whose outcome goes to standard error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -67,6 +69,14 @@ def prompt() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, torch.randn(2, LAYERS, PROMPT_TOKENS, WIDTH).to(torch.bfloat16)
 
 
+def retrieve(cache: Any, tokens: torch.Tensor, want: torch.Tensor) -> tuple[int, bool]:
+    """How many tokens came, and whether they are as wanted and the rest is untouched."""
+    out = torch.zeros_like(want)
+    retrieved = int(cache.retrieve(tokens, kv=out).sum())
+    equal = torch.equal(out[:, :, :retrieved], want[:, :, :retrieved]) and not out[:, :, retrieved:].any()
+    return retrieved, bool(equal)
+
+
 def main() -> None:
     what, path = sys.argv[1:]
     given = json.loads(Path(path).read_text())
@@ -84,10 +94,17 @@ def main() -> None:
         time.sleep(120)
         return
     found = cache.lookup(tokens)
-    out = torch.zeros_like(kv)
-    mask = cache.retrieve(tokens, kv=out)
-    retrieved = int(mask.sum())
-    equal = torch.equal(out[:, :, :retrieved], kv[:, :, :retrieved])
+    if "stop" in given:
+        os.kill(given["stop"], signal.SIGSTOP)
+        begin_s = time.monotonic()
+        stopped, untouched = retrieve(cache, tokens, torch.zeros_like(kv))
+        took_s = time.monotonic() - begin_s
+        os.kill(given["stop"], signal.SIGCONT)
+        print(json.dumps({"retrieved": stopped, "untouched": untouched, "took_s": took_s}), file=sys.stderr)
+        deadline = time.monotonic() + 60
+        while cache.lookup(tokens) < wanted and time.monotonic() < deadline:
+            time.sleep(0.2)
+    retrieved, equal = retrieve(cache, tokens, kv)
     print(json.dumps({"found": found, "retrieved": retrieved, "equal": equal}), flush=True)
     LMCacheEngineBuilder.destroy("test")
 

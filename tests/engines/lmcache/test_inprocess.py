@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from drivers import read, stored_and_killed
-from places import Server
+from places import Server, served
 
 DRIVER = Path(__file__).with_name("inprocess.py")
 WHOLE, ALL = 320, 327
@@ -63,6 +64,19 @@ def test_weights_that_cannot_be_told_are_asked_for(tmp_path: Path) -> None:
     assert run.answer["found"] == 0
     assert "Which weights 'org/model-1.0' are cannot be told" in run.log
     assert 'set "revision" in LMCache\'s extra_config, as remote_storage_plugin.curvfs.<name>' in run.log
+
+
+def test_a_pool_that_stands_still_is_a_miss_in_time(tmp_path: Path) -> None:
+    """LMCache gives up and frees its memory; nothing came into it, and what comes later is right."""
+    with served(tmp_path / "pool") as server:
+        patience = {"blocking_timeout_secs": 2}
+        given = {"settings": ours(server.url, revision="1", timeout_s=4, lookup_timeout_s=2) | patience}
+        assert stored_and_killed(DRIVER, given, tmp_path).answer == {"found": WHOLE}
+        run = read(DRIVER, "retrieve", {**given, "stop": server.process.pid}, tmp_path)
+    assert run.answer == {"found": WHOLE, "retrieved": WHOLE, "equal": True}
+    (first,) = [json.loads(line) for line in run.log.splitlines() if line.startswith('{"retrieved"')]
+    assert (first["retrieved"], first["untouched"]) == (0, True)
+    assert first["took_s"] < 30
 
 
 @pytest.mark.full
