@@ -50,6 +50,8 @@ class Loader:
         slabs: SlabPool,
         resharder: Resharder,
         memory: Memory,
+        *,
+        views: int,
     ) -> None:
         self.memory = memory
         self._backend = backend
@@ -57,7 +59,7 @@ class Loader:
         self._counters = counters
         self._slabs = slabs
         #: A pool of their own: views that are kept must not keep others from reading and writing.
-        self._views = SlabPool(world, count=slabs.count, size_bytes=slabs.size_bytes)
+        self._views = SlabPool(world, count=views, size_bytes=slabs.size_bytes)
         #: Where pages of other shards are put together.
         self._wholes = SlabPool(world, count=slabs.count, size_bytes=layout.data_bytes)
         self._resharder = resharder

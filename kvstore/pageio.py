@@ -55,10 +55,12 @@ class PageIO:
         self.object_bytes = layout.object_bytes
         # What is read of other shards' objects ends at their units' ends.
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
-        self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes)
+        self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes, shared=True)
         #: Buffers for what is put, so that no read waits for a write.
-        self.outgoing = SlabPool(world, count=depth + SPARE, size_bytes=self.slabs.size_bytes)
-        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory)
+        spare = SPARE if writers.choosing else 0
+        self.outgoing = SlabPool(world, count=self.slabs.count + spare, size_bytes=self.slabs.size_bytes)
+        writers.at_once = min(writers.at_once, self.slabs.count)
+        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory, views=depth)
 
     @property
     def slabs_in_use(self) -> int:

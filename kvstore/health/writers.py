@@ -64,7 +64,7 @@ class Writers:
         self._world = world
         self._targets = targets
         self._page_bytes = page_bytes
-        self._at_once = at_once
+        self.at_once = at_once
         self._lock = world.threads.lock()
         self._writers: dict[int, _Writer] = {}
 
@@ -90,7 +90,7 @@ class Writers:
             return True
         with self._lock:
             known = [self._writer(one) for one in targets]
-            if any(writer.taken >= self._at_once for writer in known):
+            if any(writer.taken >= self.at_once for writer in known):
                 return False
             for writer in known:
                 writer.taken += 1
