@@ -102,6 +102,10 @@ class Disk(abc.ABC):
     def direct_io(self, fd: int) -> DirectIo:
         """Alignment that ``O_DIRECT`` needs on this file, as the kernel tells it."""
 
+    @abc.abstractmethod
+    def forget(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+        """Give back what the page cache holds of a range and has written. Advice, which cannot fail."""
+
     def resident_bytes(self, fd: int, offset_bytes: int, length_bytes: int) -> int:
         """How much of a range lies in the page cache, in whole pages (``cachestat``); 0 where nobody tells."""
         return 0
@@ -371,6 +375,10 @@ class RealDisk(Disk):
         if self._syscall(*arguments, ctypes.c_uint(0)) != 0:
             return 0
         return int(found.cached) * _PAGE_BYTES
+
+    def forget(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
 
     def ring(self, entries: int) -> Ring:
         return kernel_ring(entries)

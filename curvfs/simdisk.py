@@ -331,6 +331,9 @@ class SimDisk(Disk):
         self._file(fd, "direct_io")
         return self._machine.direct
 
+    def forget(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+        self._file(fd, "forget")  # no page cache here tells what it holds, or forgets it before the power goes
+
     # -------------------------------------------------------------------------------------------------------- names
 
     def fstat(self, fd: int) -> os.stat_result:

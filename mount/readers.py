@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
+from collections.abc import Iterator
 
 import trio
 
@@ -18,6 +19,7 @@ from curvfs.api import CurvineFileSystem, FileStatus, LocalExtent, Located, Read
 from curvfs.errors import CurvfsError, from_os_error
 from curvfs.units import MIB
 from curvfs.world import Disk, Threads
+from mount.behind import Behind
 from mount.inodes import Node, NodeTable
 
 #: READ and WRITE requests reach this size.
@@ -69,6 +71,7 @@ class NodeReader:
         self._local = [extent for extent in extents.extents if isinstance(extent, LocalExtent)]
         self._starts = [extent.file_offset_bytes for extent in self._local]
         self._device = slab.disk.fstat(self._local[0].fd).st_dev if self._local else 0
+        self._behind = Behind(slab.disk, self._places)
 
     @property
     def descriptors(self) -> int:
@@ -113,7 +116,10 @@ class NodeReader:
                 return self.read_inline(offset_bytes, size_bytes)
             return None  # the other way of reading reports it
         # A short count is a page that is not there, or a block file that ends early and reads as zeros.
-        return view if count == size_bytes else None
+        if count != size_bytes:
+            return None
+        self._behind.read(offset_bytes, size_bytes)
+        return view
 
     async def read(self, offset_bytes: int, size_bytes: int) -> bytes | memoryview:
         """The bytes, wherever they are; less than asked only at the end of the file. Valid until somebody else has a
@@ -126,6 +132,7 @@ class NodeReader:
         self._users += 1
         try:
             await self._fill(buffer, offset_bytes)
+            self._behind.read(offset_bytes, size_bytes)
         finally:
             await self._let_go()
         # Not when that failed: a thread that was given up may still write to it.
@@ -158,6 +165,17 @@ class NodeReader:
                 if count != len(piece):
                     raise CurvfsError(f"Only {count} of {len(piece)} bytes came at offset {position}.")
             done += len(piece)
+
+    def _places(self, offset_bytes: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """Descriptors, and the ranges in them, of what of a range lies in local blocks."""
+        end_bytes = offset_bytes + size_bytes
+        for extent in self._local[max(0, bisect_right(self._starts, offset_bytes) - 1) :]:
+            start_bytes = max(offset_bytes, extent.file_offset_bytes)
+            length_bytes = min(end_bytes, extent.file_offset_bytes + extent.length_bytes) - start_bytes
+            if length_bytes > 0:
+                yield extent.fd, start_bytes - extent.file_offset_bytes, length_bytes
+            elif start_bytes >= end_bytes:
+                return
 
     async def retire(self) -> None:
         """Close as soon as nobody is reading."""
