@@ -132,6 +132,24 @@ def test_what_is_read_out_of_order_stays(blocks: Blocks) -> None:
     assert blocks.cached_bytes() == SIZE_BYTES
 
 
+def test_a_block_file_that_ends_early_still_reads_as_zeros(blocks: Blocks) -> None:
+    """It lost its end while it was open: what is judged and given back lies behind that."""
+    path = Path(os.readlink(f"/proc/self/fd/{blocks.fds[1]}"))
+    saved = path.read_bytes()
+    cut_bytes = BLOCK_BYTES + MIB + 5
+    blocks.cool()
+    with open(blocks.path, "rb", buffering=0) as file:
+        os.truncate(path, cut_bytes - BLOCK_BYTES)
+        try:
+            for offset_bytes in range(0, SIZE_BYTES, MIB):
+                wanted = content(offset_bytes)
+                if offset_bytes + MIB > cut_bytes and offset_bytes < 2 * BLOCK_BYTES:
+                    wanted = wanted[: max(0, cut_bytes - offset_bytes)].ljust(MIB, b"\0")
+                assert file.read(MIB) == wanted
+        finally:
+            path.write_bytes(saved)
+
+
 def test_nothing_is_given_back_where_nobody_tells_what_is_there(tmp_path: Path) -> None:
     """A kernel without ``cachestat`` (before Linux 6.5)."""
 
