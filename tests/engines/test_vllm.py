@@ -293,20 +293,20 @@ def own_tests(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 def test_vllms_own_tests_with_our_tier_registered(tmp_path: Path, tell: Callable[[str], None]) -> None:
     counts = own_tests(tmp_path, "", tmp=tmp_path, timeout_s=1700, without=TIMED | STARTING, tell=tell)
     assert counts["passed"] + counts.get("failed", 0) >= 800
     assert counts.get("error", 0) <= 36  # their fixtures that want a GPU
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_vllms_own_tests_of_tiers_with_ours_registered(tmp_path: Path, tell: Callable[[str], None]) -> None:
     counts = own_tests(tmp_path, "tiering", tmp=tmp_path, timeout_s=800, without=TIMED, tell=tell)
     assert counts["passed"] >= 550
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("folder", "number", "without"), [("kv/vllm", 59, DAMAGING), ("vllm", 62, {})])
 def test_vllms_own_file_tier_tests_on_the_mount(
     mount: Path, tmp_path: Path, folder: str, number: int, without: dict[str, str], tell: Callable[[str], None]

@@ -20,7 +20,7 @@ FILES = (
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("place", ["kv", "plain"])
 def test_lmcaches_tests_of_files(place: str, mount: Path, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """All 93 pass, inside the KV prefix as well as outside."""
