@@ -14,9 +14,16 @@ CALM_TIMEOUT_S = 180.0
 
 
 def ran(
-    options: Sequence[str], *, where: Path, environment: dict[str, str], timeout_s: float, tell: Callable[[str], None]
+    what: str,
+    options: Sequence[str],
+    *,
+    where: Path,
+    environment: dict[str, str],
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> dict[str, int]:
-    """How many passed, failed and so on, by pytest's words, in a process of this interpreter that works in ``where``.
+    """How many passed, failed and so on, by pytest's words, in a process of this interpreter that works in ``where``;
+    told, too, of ``what``.
 
     Some of these tests wait a fixed time, which a busy machine may not keep: what failed is asked once more, alone and
     when the machine does little else, if that comes soon, and must pass then; that this was needed is told.
@@ -37,7 +44,9 @@ def ran(
         )
         said = ended.stdout.strip().splitlines() or [ended.stderr[-2000:]]
         told = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", said[-1])}
-        counts = counts or told
+        if not counts:
+            counts = told
+            tell(f"{what}: {said[-1].strip('= ')}")
         if told.get("passed", 0) and told.get("failed", 0) == 0:
             return counts
         failed = re.findall(r"^FAILED (\S+)", ended.stdout, re.MULTILINE)

@@ -273,8 +273,19 @@ DAMAGING = dict.fromkeys(
 )
 
 
+WHOLE = "vLLM's tests/v1/kv_offload, our tier registered"
+TIERS = "vLLM's tests of tiers, ours registered"
+FILES = "vLLM's tests of its fs tier, on the mount, {} its KV prefix"
+
+
 def own_tests(
-    copy: Path, *names: str, tmp: Path, timeout_s: float, without: dict[str, str], tell: Callable[[str], None]
+    what: str,
+    copy: Path,
+    *names: str,
+    tmp: Path,
+    timeout_s: float,
+    without: dict[str, str],
+    tell: Callable[[str], None],
 ) -> dict[str, int]:
     """Run some of vLLM's tests with our tier registered; how many passed, failed and so on."""
     for name, why in without.items():
@@ -289,20 +300,20 @@ def own_tests(
     options = ["-p", "registered", "--timeout", "150", "-k", choose, *paths]
     environment = {"TMPDIR": str(tmp), "PYTHONPATH": str(ROOT / "tests" / "engines")}
     with nothing_left("vllm_offload_*"):
-        return ran(options, where=copy, environment=environment, timeout_s=timeout_s, tell=tell)
+        return ran(what, options, where=copy, environment=environment, timeout_s=timeout_s, tell=tell)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_vllms_own_tests_with_our_tier_registered(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    counts = own_tests(tmp_path, "", tmp=tmp_path, timeout_s=1700, without=TIMED | STARTING, tell=tell)
+    counts = own_tests(WHOLE, tmp_path, "", tmp=tmp_path, timeout_s=1700, without=TIMED | STARTING, tell=tell)
     assert counts["passed"] + counts.get("failed", 0) >= 800
     assert counts.get("error", 0) <= 36  # their fixtures that want a GPU
 
 
 @pytest.mark.timeout(1500)
 def test_vllms_own_tests_of_tiers_with_ours_registered(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    counts = own_tests(tmp_path, "tiering", tmp=tmp_path, timeout_s=800, without=TIMED, tell=tell)
+    counts = own_tests(TIERS, tmp_path, "tiering", tmp=tmp_path, timeout_s=800, without=TIMED, tell=tell)
     assert counts["passed"] >= 550
 
 
@@ -315,7 +326,9 @@ def test_vllms_own_file_tier_tests_on_the_mount(
     damage one in place cannot do that there."""
     (mount / folder).mkdir(parents=True, exist_ok=True)
     names = ("tiering/test_fs_tier.py", "tiering/test_factory.py", "test_file_mapper.py")
-    counts = own_tests(tmp_path, *names, tmp=mount / folder, timeout_s=800, without=without, tell=tell)
+    what = FILES.format("outside" if folder == "vllm" else "inside")
+    copy, there = tmp_path, mount / folder
+    counts = own_tests(what, copy, *names, tmp=there, timeout_s=800, without=without, tell=tell)
     assert counts["passed"] >= number
 
 

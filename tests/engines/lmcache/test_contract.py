@@ -52,3 +52,4 @@ def test_lmcaches_contract(kind: str, where: str, server: Server, tmp_path: Path
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     assert re.search(r"\b43 passed, 1 deselected", run.stdout), run.stdout[-1000:]
+    tell(f"LMCache's contract, {kind} adapter, {where}: {run.stdout.strip().splitlines()[-1].strip('= ')}")

@@ -29,5 +29,7 @@ def test_lmcaches_tests_of_files(place: str, mount: Path, tmp_path: Path, tell: 
     (tmp_path / "tests").symlink_to(TESTS)
     environment = {"TMPDIR": str(temporary), "LMCACHE_TRACK_USAGE": "false"}
     files = [f"tests/{file}" for file in FILES]
-    counts = ran(files, where=tmp_path, environment=environment, timeout_s=580, tell=tell)
+    side = "inside" if place == "kv" else "outside"
+    what = f"LMCache's tests of its file back ends, on the mount, {side} its KV prefix"
+    counts = ran(what, files, where=tmp_path, environment=environment, timeout_s=580, tell=tell)
     assert counts["passed"] + counts.get("failed", 0) == 93
