@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from curvfs.errors import CurvfsError
+from curvfs.errors import CurvfsError, TransportError
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectReader
 from kvstore.capacity.room import Room
@@ -180,7 +180,7 @@ class Jobs:
         if page.storing:
             if not isinstance(result, int):
                 self._abort(page)
-            self._room.withdraw(page)
+            (self._room.doubt if page.doubtful else self._room.withdraw)(page)
             if page.tried:
                 self._health.put_ended(result)
         else:
@@ -313,6 +313,7 @@ class Jobs:
         answers = self._pages.publish(pages)
         for page, answer in zip(pages, answers, strict=True):
             if isinstance(answer, CurvfsError):
+                page.doubtful = isinstance(answer, TransportError)
                 self._abort(page)
                 self._settle(page, miss_of(answer, storing=True), answer)
                 continue

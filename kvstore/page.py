@@ -61,6 +61,8 @@ class Page:
     packed: Slab | None = None
     on_end: Callable[[], None] | None = None
     tried: bool = False
+    #: It may have got its name: nobody told.
+    doubtful: bool = False
     object_bytes: int = 0
 
     @property

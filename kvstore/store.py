@@ -503,7 +503,12 @@ class KVStore:
             self._known.forget(name)
 
     def _remove(
-        self, keys: Sequence[PageKey], remove: Callable[[str], bool], timeout_s: float | None, *, to_trash: bool
+        self,
+        keys: Sequence[PageKey],
+        remove: Callable[[str], bool | None],
+        timeout_s: float | None,
+        *,
+        to_trash: bool,
     ) -> builtins.list[bool | Miss]:
         self._guard()
         names = self._names(keys)
@@ -522,7 +527,9 @@ class KVStore:
                 return Miss.IO
             if removed:
                 self._room.removed(name, to_trash=to_trash)
-            return removed
+            elif removed is None:
+                self._room.cleared(0)
+            return removed is not False
 
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         return self._errands.each(one, names, timeout_s=limit_s, late=Miss.DEADLINE)

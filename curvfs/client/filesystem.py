@@ -247,13 +247,14 @@ class CurvineFileSystem:
         self._mounts.check_rename(source, target)
         await self._calls.rename(source, target, RENAME_NO_REPLACE, inode_id=status.id)
 
-    async def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file, an empty directory, or with ``recursive`` a tree. Raises NotFound, DirectoryNotEmpty."""
+    async def delete(self, path: str, *, recursive: bool = False) -> bool:
+        """Delete a file, an empty directory, or with ``recursive`` a tree. False: it is gone, but an answer was lost,
+        and nobody knows whether it was this call. Raises NotFound, DirectoryNotEmpty."""
         full = self._for_change(path)
         if full == self._root:
             raise InvalidRequest(f"Cannot delete {full}: the root stays.", errno_=errno.EBUSY)
         self._mounts.check_delete(full)
-        await self._calls.delete(full, recursive=recursive)
+        return await self._calls.delete(full, recursive=recursive)
 
     async def free(self, path: str, *, recursive: bool = False) -> Freed:
         """Drop Curvine's copies of files that an under store holds, too (4.13); files that are in Curvine alone stay

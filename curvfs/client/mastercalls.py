@@ -228,7 +228,8 @@ class MasterCalls:
         answer = await self.call(RpcCode.OPEN_FILE, request, pb.OpenFileResponse, f"open {path} for writing")
         return answer.file_blocks
 
-    async def delete(self, path: str, *, recursive: bool) -> None:
+    async def delete(self, path: str, *, recursive: bool) -> bool:
+        """False: an answer was lost, and asked again nothing was there: this call removed it, or somebody else."""
         progress = Progress()
         request = pb.DeleteRequest(path=path, recursive=recursive)
         try:
@@ -236,6 +237,8 @@ class MasterCalls:
         except NotFound:
             if not progress.uncertain:
                 raise
+            return False
+        return True
 
     async def free(self, path: str, *, recursive: bool) -> pb.FreeResultProto:
         """A replay of one that was done answers that nothing was freed."""

@@ -518,8 +518,8 @@ class SyncFileSystem:
     def publish(self, status: FileStatus, dst: str) -> None:
         self._portal.run(self.filesystem.publish, status, dst)
 
-    def delete(self, path: str, *, recursive: bool = False) -> None:
-        self._portal.run(partial(self.filesystem.delete, path, recursive=recursive))
+    def delete(self, path: str, *, recursive: bool = False) -> bool:
+        return self._portal.run(partial(self.filesystem.delete, path, recursive=recursive))
 
     def set_attr(
         self,

@@ -2,7 +2,7 @@
 
 ::
 
-    .trash/<minute>/<name, its slashes as _>         evicted in that minute of the store's own clock
+    .trash/<minute>/<name, its slashes as _>         evicted in that minute of the store's own clock; once more: -<uuid>
     .quarantine/<uuid>-<name, its slashes as _>      damaged, for somebody to look at
 
 Leases cost no write: whoever was promised an object less than ``lease_s`` ago still gets it, by its block locations or
@@ -42,10 +42,14 @@ class Aside:
         return self._move(f"{self._prefix}/{name}", directory, _flat(name))
 
     def _move(self, path: str, directory: str, name: str) -> bool:
+        target = f"{directory}/{name}"
         for left in reversed(range(_MOVE_TRIES)):
             try:
-                self._store.move(path, f"{directory}/{name}", replace=True)
+                self._store.move(path, target, replace=False)
             except CurvfsError as error:
+                if error.errno_ == errno.EEXIST:  # twice within a minute: who was promised the first one still gets it
+                    target = f"{directory}/{name}-{self._random.uuid()}"
+                    continue
                 if not self._store.is_there(path):
                     return False
                 if not left:

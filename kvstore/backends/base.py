@@ -244,8 +244,8 @@ class Backend(abc.ABC):
         """Host names of the machines that hold an object; empty where the place does not tell."""
 
     @abc.abstractmethod
-    def delete(self, name: str) -> bool:
-        """False when it was not there."""
+    def delete(self, name: str) -> bool | None:
+        """False when it was not there; None when it is gone and nobody can tell whether by this call."""
 
     @abc.abstractmethod
     def sweep(self) -> int:

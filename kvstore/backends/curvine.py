@@ -431,12 +431,11 @@ class CurvineBackend(Backend):
         except CurvfsError:
             pass
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str) -> bool | None:
         try:
-            self._fs.delete(self._path(name))
+            return self._fs.delete(self._path(name)) or None
         except NotFound:
             return False
-        return True
 
     def sweep(self) -> int:
         return self._staging.sweep()

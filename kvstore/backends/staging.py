@@ -95,6 +95,14 @@ class Staging:
         self._beaten_s = now_s
         return self._touched_s
 
+    def _beat_again(self) -> float:
+        """A sign of life, in our directory made anew where somebody swept it while nothing was under way."""
+        try:
+            return self._beat()
+        except CurvfsError:
+            self.directory_id = self._store.make_directory(self.directory)
+            return self._beat()
+
     def now_s(self) -> float:
         """The store's own time: that of the last sign of life, and what has passed since."""
         with self._lock:
@@ -105,17 +113,13 @@ class Staging:
         """A name in our directory that was never used, after a sign of life where one is due."""
         with self._lock:
             if self._beaten_s is None or self._clock.monotonic_s() - self._beaten_s >= self._beat_every_s:
-                try:
-                    self._beat()
-                except CurvfsError:  # swept while nothing was under way
-                    self.directory_id = self._store.make_directory(self.directory)
-                    self._beat()
+                self._beat_again()
             return str(next(self._numbers))
 
     def sweep(self) -> int:
         """Remove the directories of the dead; how many. What others remove meanwhile is no error."""
         with self._lock:
-            now_s = self._beat()
+            now_s = self._beat_again()
         removed = 0
         for entry in self._store.entries(self._root):
             path = f"{self._root}/{entry.name}"

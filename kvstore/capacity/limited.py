@@ -245,6 +245,11 @@ class LimitedRoom(Room):
             self._free_bytes += size_bytes
             self._ledger.pending_bytes -= size_bytes
 
+    def doubt(self, page: Page) -> None:
+        self.published(page, page.reserved_bytes)
+        with self._lock:
+            self._recount = True
+
     def removing(self) -> None:
         if self._ledger.silent or not self._ledger.evicts:
             self._ledger.evicts = True
@@ -318,9 +323,9 @@ class LimitedRoom(Room):
                 self._missing = 0
                 self.evicted += 1
                 self.evicted_bytes += entry.size_bytes
-            else:  # its evictor's record tells, unless somebody removed it who keeps none
+            else:  # its evictor's record tells, unless somebody removed it who keeps none, or it was us after all
                 self._missing += 1
-                self._recount |= self._alone
+                self._recount |= self._alone or done is None
         if at_once:
             self._on_deleted(name)
         if self._ledger.unsaid_bytes >= self._chunk_bytes and not self._alone:

@@ -82,6 +82,9 @@ class Room:
     def withdraw(self, page: Page) -> None:
         """It is not going to be there by our doing: give its room back, if it has some."""
 
+    def doubt(self, page: Page) -> None:
+        """It may be there: nobody told. It counts as that until the pool is counted again."""
+
     def removing(self) -> None:
         """Before anything is taken away. Raises CurvfsError."""
 

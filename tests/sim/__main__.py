@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from tests.sim.kvmutants import KV_MUTANTS, find_kv
+from tests.sim.kvmutants import KV_MUTANTS, NATIVE_MUTANTS, find_kv
 from tests.sim.kvstores import run_kv_seed
 from tests.sim.mutants import MUTANTS, find
 from tests.sim.scenario import run_seed
@@ -38,6 +39,9 @@ def main() -> int:
     seeds.add_argument("--jobs", type=int, help="processes (default: one per core)")
     seeds.add_argument("--mounts", action="store_true", help="runs of two mounts (tests/sim/mounts.py)")
     seeds.add_argument("--stores", action="store_true", help="runs of several kvstores (tests/sim/kvstores.py)")
+    seeds.add_argument(
+        "--native-stores", action="store_true", help="runs of several kvstores on a server (tests/sim/nativestores.py)"
+    )
     seeds.add_argument("--record", type=Path, help="append a line about the run to this file")
     commands.add_parser("mutants", help="find the planted bugs")
     arguments = parser.parse_args()
@@ -71,6 +75,10 @@ def _seeds(arguments: argparse.Namespace) -> int:
     elif arguments.stores:
         logging.disable(logging.CRITICAL)  # what a failing disk makes a store say
         one = run_kv_seed
+    elif arguments.native_stores:
+        from tests.sim.nativestores import run_native_seed as one  # needs greenlet
+
+        logging.disable(logging.CRITICAL)
     else:
         one = run_seed
     total = run_seeds(
@@ -108,13 +116,20 @@ def _record(path: Path, began: datetime.datetime, first: int, total: Summary, op
 
 
 def _options(arguments: argparse.Namespace) -> str:
-    return " SIM_OPTIONS=--mounts" if arguments.mounts else " SIM_OPTIONS=--stores" if arguments.stores else ""
+    for name in ("mounts", "stores", "native_stores"):
+        if getattr(arguments, name):
+            return f" SIM_OPTIONS=--{name.replace('_', '-')}"
+    return ""
 
 
 def _mutants() -> int:
     missed = 0
+    from tests.sim.nativestores import run_native_seed  # needs greenlet
+
     planted = [(mutant, bound, find) for mutant, bound in MUTANTS.items()]
     planted += [(mutant, bound, find_kv) for mutant, bound in KV_MUTANTS.items()]
+    native = partial(find_kv, run_seed=run_native_seed)
+    planted += [(mutant, bound, native) for mutant, bound in NATIVE_MUTANTS.items()]
     for mutant, bound, search in planted:
         began_s = time.monotonic()
         found = search(mutant, bound)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+from curvfs.client.mastercalls import MasterCalls
 from curvfs.simdisk import SimDisk
 from kvstore.backends.aside import Aside
 from kvstore.backends.posix import PosixBackend
@@ -95,6 +96,16 @@ def quota_reservation_lost() -> AbstractContextManager[object]:
     return patch.object(Ledger, "_touch", mutant)
 
 
+def published_over_what_is_there() -> AbstractContextManager[object]:
+    """The same on a server: the name is taken from whoever has it."""
+    rename = MasterCalls.rename
+
+    async def mutant(self: MasterCalls, src: str, dst: str, flags: int, *, inode_id: int) -> None:
+        await rename(self, src, dst, 0, inode_id=inode_id)
+
+    return patch.object(MasterCalls, "rename", mutant)
+
+
 class _Both:
     def __init__(self, *patches: Any) -> None:
         self._patches = patches
@@ -118,14 +129,27 @@ KV_MUTANTS: dict[Callable[[], AbstractContextManager[object]], int] = {
 }
 
 
-def find_kv(mutant: Callable[[], AbstractContextManager[object]], bound: int) -> Found | None:
+#: Those that the seeds of tests/sim/nativestores.py are quick to find, too, and one of theirs.
+NATIVE_MUTANTS: dict[Callable[[], AbstractContextManager[object]], int] = {
+    published_over_what_is_there: 20,
+    quota_reservation_lost: 20,
+}
+
+
+def find_kv(
+    mutant: Callable[[], AbstractContextManager[object]],
+    bound: int,
+    run_seed: Callable[[int], object] = run_kv_seed,
+) -> Found | None:
     """The first of ``bound`` seeds that fails with the mutant planted; None when none does."""
     for seed in range(bound):
         try:
             with mutant():
-                run_kv_seed(seed)
+                run_seed(seed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
             return Found(seed, f"{type(error).__name__}: {str(error)[:200]}")
     return None

@@ -89,7 +89,7 @@ async def one_run(world: SimWorld, plan: Plan) -> Outcome:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
         await server.wait_up()
-        tasks = _count_tasks()
+        tasks = count_tasks()
         if plan.kind == "power cut":
             await _lose_power(world, server, plan, calls)
         else:
@@ -277,7 +277,7 @@ async def check_the_end(world: SimWorld, server: SimServer, tasks: int) -> None:
     for process in (server.process, *([server.standby] if server.standby else [])):
         assert not process.net.open_streams(half_open=False), f"{process.process!r}: {process.net.open_streams()}"
     dead = sum(len(process.net.open_streams()) for process in (server.process, server.standby) if process is not None)
-    assert _count_tasks() <= tasks + dead, f"{_count_tasks()} tasks are left, {tasks} were there before the clients"
+    assert count_tasks() <= tasks + dead, f"{count_tasks()} tasks are left, {tasks} were there before the clients"
     held = [path for path in server.process.disk.open_paths() if block_id_of(path.rpartition("/")[2]) is not None]
     assert len(held) <= dead, f"the server holds open {held}"
 
@@ -315,7 +315,7 @@ def _block_files(server: SimServer) -> Iterator[tuple[str, Inode]]:
             yield path, inode
 
 
-def _count_tasks() -> int:
+def count_tasks() -> int:
     root = trio.lowlevel.current_root_task()
     tasks = [root] if root is not None else []
     for task in tasks:  # grows as it goes
