@@ -40,6 +40,7 @@ soak-mount: setup-test
 	@$(VENV)/python -m tests.t4_mount.proofs
 	@$(VENV)/python -m tests.t4_mount.beside --number 500
 	@$(VENV)/python -m tests.t4_mount.field
+	@$(VENV)/python -m tests.t4_mount.interleavings
 	@$(SIM) seeds --mounts --number 1000
 	@CURVFS_TEST_REPLACED=5000 $(VENV)/python -m pytest tests/t4_mount/test_two_mounts.py -k replaced_while
 

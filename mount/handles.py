@@ -19,6 +19,7 @@ from curvfs.quicklock import QuickLock
 from curvfs.units import KIB, MIB, PIB
 from mount.inodes import Node, NodeTable
 from mount.readers import MAX_REQUEST_BYTES, Readers
+from mount.seal import is_sealed
 
 MAX_FILE_BYTES = PIB
 #: How much of a file may be taken and not yet written: the request that goes to the disk, and the next one.
@@ -252,6 +253,8 @@ class NodeWriter:
             stream = self._stream
             if stream is not None and (self.is_dirty or close):
                 try:
+                    if self.is_dirty:
+                        await self._refuse_published()
                     if held:
                         await stream.write_whole(held)
                     if close:
@@ -265,6 +268,21 @@ class NodeWriter:
                     self._fail(error)
                     raise
             self._check()
+
+    async def _refuse_published(self) -> None:
+        """What was written in place below a KV prefix must not reach the store when the file has been published under
+        another name meanwhile, through another mount. Raises EPERM then, or NotFound."""
+        node, place = self._node, self._node.place
+        if node.private is not None or node.away is not None:
+            return
+        if not node.detached and place is not None and self._table.prefix_of(place[0]) is not None:
+            status = await self._fs.stat(self._table.path_of(*place))
+            if status.id == node.file_id and not is_sealed(status.xattrs, place[0].file_id, place[1]):
+                return
+        elif not node.detached:
+            return
+        message = "The file was published while this descriptor was open; it is sealed now."
+        raise CurvfsError(message, errno_=errno.EPERM)
 
     async def truncate(self, length_bytes: int) -> None:
         """Cut or extend the file."""

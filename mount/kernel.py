@@ -30,6 +30,7 @@ FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 _PROBE_TIMEOUT_S = 5.0
+_ENDED = ("Z", "X")
 _UNMOUNT_TIMEOUT_S = 10.0
 
 _PROBE_CODE = """
@@ -118,6 +119,19 @@ def resolve(disk: Disk, path: str) -> str:
 def probe(path: str) -> int | None:
     """errno of asking the file system at ``path`` for its size, 0 when it answers, None when it does not."""
     return _run_child([sys.executable, "-I", "-S", "-c", _PROBE_CODE, path], _PROBE_TIMEOUT_S)[0]
+
+
+def process_of(disk: Disk, thread_id: int) -> int | None:
+    """The process that a thread belongs to; None when it has ended, or is none that we can see."""
+    try:
+        lines = read_text(disk, f"/proc/{thread_id}/status").splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    if fields.get("State", "Z").split()[0] in _ENDED:
+        return None  # nobody has asked yet how it ended
+    number = fields.get("Tgid", "").strip()
+    return int(number) if number.isdigit() else None
 
 
 def _run_child(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:

@@ -122,6 +122,8 @@ class Naming:
     def seen(self, status: FileStatus, parent: Node, name: str) -> Node:
         """The node of what the store has just shown under a name."""
         node = self._table.bind(status, parent, name)
+        if self._part_from_writers(node):  # another mount has published what is written in place here
+            node = self._table.bind(status, parent, name)
         node.checked_s = self._clock.monotonic_s()
         return node
 
@@ -233,30 +235,11 @@ class Naming:
                 removed = True
                 await self._publisher.discard(private)
             try:
-                await self._remove(parent, name)
+                await self._publisher.remove(parent, name)
             except NotFound:
                 if not removed:
                     raise
             parent.changes += 1
-
-    async def _remove(self, parent: Node, name: str) -> None:
-        node = self._table.child(parent, name)
-        kept = await self._publisher.keep_open(node) if node is not None else None
-        path = self._table.path_of(parent, name)
-        try:
-            if node is not None:
-                await self._publisher.stamp_others(node, path)
-            await self._fs.delete(path)
-        except CurvfsError as error:
-            if kept is not None and not isinstance(error, TransportError):
-                await self._publisher.drop_link(kept)
-            if node is not None and isinstance(error, NotFound):
-                self._table.unname(node, parent, name)
-            raise
-        if node is not None:
-            node.away = kept if kept is not None else node.away
-            self._table.removed(node, parent, name)
-            await self._readers.forgotten(node)
 
     async def rmdir(self, parent: Node, name: str) -> None:
         self._check_reserved(parent, name)
@@ -273,30 +256,44 @@ class Naming:
     # ----------------------------------------------------------------------------------------------------- rename
 
     async def rename(
-        self, old_parent: Node, old_name: str, new_parent: Node, new_name: str, *, replace: bool, exchange: bool
+        self,
+        old_parent: Node,
+        old_name: str,
+        new_parent: Node,
+        new_name: str,
+        *,
+        thread_id: int,
+        replace: bool,
+        exchange: bool,
     ) -> None:
         self._check_reserved(old_parent, old_name)
         self._check_reserved(new_parent, new_name)
         source, target = (old_parent, old_name), (new_parent, new_name)
-        async with self._publisher.locks.hold(source, target):
-            if exchange:
-                await self._exchange(source, target)
-                return
-            if not replace and (self._privates.at(target) or target in self._publisher.aliases):
-                raise FileExists_(f"{new_name!r} exists.", kind=7)
-            private = await self._publisher.choose(source)
-            if private is not None:
-                self._refuse_directory(target)
-                await self._publisher.publish(private, target, replace=replace)
-            elif source in self._publisher.aliases:
-                await self._move_alias(source, target, replace=replace)
-            else:
-                await self._move(source, target, replace=replace)
-            for left in self._privates.everything_at(target):
-                await self._publisher.discard(left)
-            self._publisher.forget_alias(target)
-            old_parent.changes += 1
-            new_parent.changes += 1
+        with self._publisher.renaming(old_parent, new_parent):
+            async with self._publisher.locks.hold(source, target):
+                await self._rename(source, target, thread_id, replace=replace, exchange=exchange)
+
+    async def _rename(
+        self, source: tuple[Node, str], target: tuple[Node, str], thread_id: int, *, replace: bool, exchange: bool
+    ) -> None:
+        if exchange:
+            await self._exchange(source, target)
+            return
+        if not replace and (self._privates.at(target) or target in self._publisher.aliases):
+            raise FileExists_(f"{target[1]!r} exists.", kind=7)
+        private = await self._publisher.choose(source, thread_id)
+        if private is not None:
+            self._refuse_directory(target)
+            await self._publisher.publish(private, target, replace=replace)
+        elif source in self._publisher.aliases:
+            await self._move_alias(source, target, replace=replace)
+        else:
+            await self._move(source, target, replace=replace)
+        for left in self._privates.everything_at(target):
+            await self._publisher.discard(left)
+        self._publisher.forget_alias(target)
+        source[0].changes += 1
+        target[0].changes += 1
 
     def _refuse_directory(self, target: tuple[Node, str]) -> None:
         node = self._table.child(*target)
@@ -312,6 +309,8 @@ class Naming:
             except NotFound:
                 self._publisher.refuse_unpublishable(source)
                 raise
+        if self._table.prefix_of(target[0]) is not None and self._publisher.has_unflushed(node):
+            raise self._publisher.busy()  # its writer would be told so in mid-file: it is sealed by this
         await self._publish_writers(node)
         sealed_here = await self._publisher.seal_before_move(node, target)
         try:
@@ -403,16 +402,11 @@ class Naming:
             parent.changes += 1
             if status.id != node.file_id:
                 status = await self._fs.stat(self._table.path_of(parent, name))
-            linked = self.seen(status, parent, name)
-            if self._part_from_writers(linked):
-                linked = self.seen(status, parent, name)
-            return linked
+            return self.seen(status, parent, name)
 
     async def _link_private(self, private: PrivateFile, target: tuple[Node, str]) -> Node:
-        if private.has_failed or self._publisher.has_unflushed(private):
-            raise CurvfsError(
-                "A descriptor with unflushed writes is open on this file; close or sync it first.", errno_=errno.EBUSY
-            )
+        if private.has_failed or self._publisher.has_unflushed(private.node):
+            raise self._publisher.busy()
         asked = private.place
         node = await self._publisher.publish(private, target, replace=False)
         if node.detached:

@@ -72,6 +72,7 @@ class Opening:
                 raise stale()
             private.reserved_for = None
             private.place[0].changes += 1
+            self._publisher.supersede(private)
         elif truncate and self._in_prefix(node):
             await self._fresh_private(node, caller)
             raise stale()
@@ -81,6 +82,8 @@ class Opening:
         handle = self._handles.open(node, readable=readable, writable=writable)
         if private is not None:
             private.closed_s = None
+            if writable:
+                private.openers.add(caller.thread_id)
         try:
             keep = await self._prepare(node, readable, truncate)
             if readable:
@@ -137,15 +140,21 @@ class Opening:
         status = node.status
         mode = _written_by(caller, status.mode)
         like: dict[str, Any] = {"mode": mode, "owner": status.owner, "group": status.group}
-        if self._publisher.make_now(*place, **like, reserved_for=caller.thread_id) is None:
-            await self._publisher.make(*place, **like, reserved_for=caller.thread_id)
+        made = self._publisher.make_now(*place, **like, reserved_for=caller.thread_id)
+        if made is None:
+            made = await self._publisher.make(*place, **like, reserved_for=caller.thread_id)
+        if node.private is None:
+            made.supersedes = status
 
-    def created(self, node: Node, flags: int) -> FileHandle:
+    def created(self, node: Node, flags: int, caller: Caller) -> FileHandle:
         """The handle of a file that :meth:`Naming.create` has just made or found."""
         access = flags & os.O_ACCMODE
+        writable = access != os.O_RDONLY
         if node.private is not None:
             node.private.closed_s = None
-        return self._handles.open(node, readable=access != os.O_WRONLY, writable=access != os.O_RDONLY)
+            if writable:
+                node.private.openers.add(caller.thread_id)
+        return self._handles.open(node, readable=access != os.O_WRONLY, writable=writable)
 
     async def settle_unwritable(self, handle: FileHandle) -> None:
         """A file created by an open for reading only has nobody to complete it: do it now."""
@@ -200,25 +209,30 @@ class Opening:
     def has_to_flush(self, handle_id: int) -> bool:
         """Can there be anything that a close(2) through this handle has to bring about, or to report?"""
         handle = self._handles[handle_id]
-        return handle.writable and handle.node.writer is not None and not handle.node.detached
+        node = handle.node
+        return handle.writable and node.writer is not None and (node.writer.is_dirty or not node.detached)
 
     async def flush(self, handle_id: int) -> None:
         """A close(2): report what failed, and let everybody see what was written."""
         handle = self._handles[handle_id]
         writer = handle.node.writer
         if self.has_to_flush(handle_id) and writer is not None:
-            if handle.node.private is None:
+            private = handle.node.private
+            if private is None:
                 await writer.publish(close=True)
             else:
                 await writer.deliver()
+                private.was_flushed |= handle.unflushed
             handle.unflushed = False
 
     async def fsync(self, handle_id: int) -> None:
         handle = self._handles[handle_id]
         writer = handle.node.writer
-        if writer is not None and not handle.node.detached:
+        if writer is not None and (writer.is_dirty or not handle.node.detached):
             await writer.publish(close=False)
             handle.unflushed = False
+            if handle.node.private is not None:
+                handle.node.private.was_synced = True
 
     def release_now(self, handle_id: int) -> bool:
         """:meth:`release`, if nothing has to be waited for."""

@@ -29,7 +29,7 @@ from mount.listing import DirectoryHandle
 from mount.naming import Caller, Naming, decode_name
 from mount.opening import Opening
 from mount.options import MountOptions
-from mount.publish import KernelCache, Publisher
+from mount.publish import KernelSide, Publisher
 from mount.readers import Readers, stale
 from mount.seal import NAMESPACES, is_hidden_xattr, is_system_xattr
 from mount.statistics import Statistics
@@ -112,7 +112,7 @@ class Operations(pyfuse3.Operations):
         self,
         fs: CurvineFileSystem,
         table: NodeTable,
-        kernel: KernelCache,
+        kernel: KernelSide,
         options: MountOptions,
         *,
         on_init: Callable[[], None] = lambda: None,
@@ -209,7 +209,7 @@ class Operations(pyfuse3.Operations):
         node = self.naming.create_now(parent, decode_name(name), mode & 0o7777, self._caller(ctx))
         if node is None:
             return _NOT_NOW
-        handle = self.opening.created(node, flags)
+        handle = self.opening.created(node, flags, self._caller(ctx))
         return pyfuse3.FileInfo(fh=handle.id, keep_cache=False), self._entry(node)
 
     @_handler
@@ -217,7 +217,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         node = await self._create(parent_inode, name, mode, flags, ctx)
-        handle = self.opening.created(node, flags)
+        handle = self.opening.created(node, flags, self._caller(ctx))
         try:
             await self.opening.settle_unwritable(handle)
         except BaseException:
@@ -244,7 +244,7 @@ class Operations(pyfuse3.Operations):
                 await self.naming.mknod(self.table[parent_inode], decode_name(name), mode, rdev, self._caller(ctx))
             )
         node = await self._create(parent_inode, name, mode, os.O_EXCL, ctx)
-        handle = self.opening.created(node, os.O_RDONLY)
+        handle = self.opening.created(node, os.O_RDONLY, self._caller(ctx))
         try:
             await self.opening.settle_unwritable(handle)
             return self._entry(node)
@@ -302,6 +302,7 @@ class Operations(pyfuse3.Operations):
             decode_name(name_old),
             self.table[parent_inode_new],
             decode_name(name_new),
+            thread_id=ctx.pid,
             replace=flags != pyfuse3.RENAME_NOREPLACE,
             exchange=flags == pyfuse3.RENAME_EXCHANGE,
         )

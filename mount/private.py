@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from curvfs.api import FileStatus
 from curvfs.errors import CurvfsError
 from mount.inodes import Node
 
@@ -28,6 +29,15 @@ class PrivateFile:
     reserved_for: int | None = None
     reserved_until_s: float = 0.0
     closed_s: float | None = None
+    #: A later open has truncated what was under the name: this file is not what the name stands for any more.
+    superseded: bool = False
+    #: The store's ordinary file that was under the name when this file, or one before it, took its place.
+    supersedes: FileStatus | None = None
+    #: The threads that opened it for writing.
+    openers: set[int] = field(default_factory=set)
+    #: Something that was written has been brought to the store by a close(2), or by a sync.
+    was_flushed: bool = False
+    was_synced: bool = False
     #: Set, and replaced, whenever a writable handle is released.
     released: trio.Event = field(default_factory=trio.Event)
 

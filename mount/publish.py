@@ -6,9 +6,13 @@
 * A private file that nobody renames is *materialised* under its own name some time after its last close: it replaces
   an ordinary file, never a sealed one.
 
-Which file a rename publishes: the newest private file of that name without an open writable descriptor; if there is
-none, one whose writable descriptors were all flushed or synced since their last write (at once when it is the only
-one, else after waiting for its release); if there is none, the store's file of that name; else EBUSY.
+Which file a rename publishes: of the private files of that name the newest without an open writable descriptor; if
+there is none, one whose writable descriptors were all flushed or synced since their last write (at once when it is the
+only one, else after waiting for its release); if there is none, the store's file of that name; else EBUSY. Of several
+that would do, it is rather one that the renaming thread opened, or its process: what others have closed there need not
+be whole, for they may have been killed. So what the renaming thread holds open goes before what was closed when that
+was flushed, and makes for EBUSY when it was not and nothing else there is the thread's own, or its process's; and what
+a dead writer has left is not published at all once somebody has truncated it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import errno
 import logging
 import stat as statmod
 from collections import Counter
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -40,15 +45,22 @@ log = logging.getLogger("curvfs.mount")
 RELEASE_WAIT_S = 1.0
 #: How long a file made by a truncating open waits for the thread that opens it.
 RESERVATION_S = 1.0
+#: Who opened a private file for writing, as a thread that renames its name sees it: nobody who lives, another process,
+#: another thread of its own process, or itself.
+_GONE, _FOREIGN, _PROCESS, _OWN = range(4)
 #: How often what could not be deleted is tried again.
 DELETE_AGAIN_S = 5.0
 
 
-class KernelCache(Protocol):
-    """The one thing that publishing asks of the kernel."""
+class KernelSide(Protocol):
+    """What publishing asks of the kernel."""
 
     def write_back(self, node_id: int) -> None:
         """Have the kernel write the dirty pages of a node back and drop its page cache. Blocks; call in a thread."""
+        ...
+
+    def process_of(self, thread_id: int) -> int | None:
+        """The process of a thread; None when it has ended, or is none that we can see."""
         ...
 
 
@@ -105,7 +117,7 @@ class Publisher:
         table: NodeTable,
         handles: Handles,
         readers: Readers,
-        kernel: KernelCache,
+        kernel: KernelSide,
         *,
         grace_s: float,
     ) -> None:
@@ -123,6 +135,8 @@ class Publisher:
         #: Names that a link left behind on this mount: the file is published elsewhere.
         self.aliases: dict[Place, Node] = {}
         self.counters: Counter[str] = Counter()
+        #: Directories in which the kernel waits for a rename of ours, and for how many.
+        self._renaming: Counter[Node] = Counter()
         #: Files of ours in staging that should be gone, but the store did not answer; and when to try again.
         self._left: list[str] = []
         self._again_s = 0.0
@@ -194,7 +208,17 @@ class Publisher:
         now_s = self._world.clock.monotonic_s()
         private = PrivateFile(node, place, reserved_for, now_s + RESERVATION_S, None if reserved_for is None else now_s)
         self.privates.add(private)
+        if reserved_for is None:
+            self.supersede(private)
         return private
+
+    def supersede(self, private: PrivateFile) -> None:
+        """A truncating open has got its file: what was under the name before is no longer what it stands for. It can
+        still be published by whoever wrote it, but does not get the name by itself."""
+        for other in self.privates.everything_at(private.place):
+            if other is not private and other.reserved_for is None:
+                other.superseded = True
+                private.supersedes = other.supersedes if private.supersedes is None else private.supersedes
 
     def renew_reservation(self, private: PrivateFile) -> None:
         """The thread that a file was made for has looked it up: it is about to open it."""
@@ -214,29 +238,73 @@ class Publisher:
 
     # ---------------------------------------------------------------------------------------------------- publish
 
-    async def choose(self, place: Place) -> PrivateFile | None:
-        """The private file that a rename of this name publishes; None when it is the store's file of that name.
+    async def choose(self, place: Place, thread_id: int) -> PrivateFile | None:
+        """The private file that a thread's rename of this name publishes; None when it is the store's file of that
+        name.
 
-        Raises EBUSY when all there is has unflushed writes and the store has no such file. Call with the name locked.
+        Raises EBUSY when what would be published is not what the thread, or its process, is writing there. Call with
+        the name locked.
         """
         deadline_s = self._world.clock.monotonic_s() + RELEASE_WAIT_S
         while True:
-            candidates = [private for private in self.privates.at(place) if not private.has_failed]
+            privates = self.privates.at(place)
+            if len(privates) == 1 and self._is_plain(privates[0]):
+                return privates[0]
+            near = self._nearness(privates, thread_id)
+            # What a killed writer has left is not published once somebody has begun anew.
+            candidates = [one for one in privates if not one.has_failed and not (one.superseded and near[one] == _GONE)]
             closed = [private for private in candidates if not private.is_open_for_write]
-            if closed:
-                return closed[-1]
-            flushed = [private for private in candidates if not self.has_unflushed(private)]
-            if not flushed:
-                return None
-            newest = flushed[-1]
+            flushed = [private for private in candidates if not self.has_unflushed(private.node)]
+            own = [
+                private
+                for private in flushed
+                if near[private] == _OWN and (private in closed or private.was_flushed or private.was_synced)
+            ]
+            # What a thread has written and holds open goes before what was closed there, by whomever, before.
+            held = own[-1] if own and own[-1] not in closed else None
+            best = max(reversed(closed or flushed), key=lambda private: near[private], default=None)
+            chosen = held or best
+            if any(near[one] > _FOREIGN and self.has_unflushed(one.node) for one in candidates):
+                if chosen is None and await self._is_left(candidates[-1]):
+                    raise self.busy()
+                if chosen is not None and near[chosen] <= _FOREIGN:
+                    raise self.busy()
+            if chosen is None or chosen in closed:
+                return chosen
             patience_s = deadline_s - self._world.clock.monotonic_s()
-            if len(candidates) == 1 or patience_s <= 0:
-                return newest
+            if len(candidates) == 1 or patience_s <= 0 or (held is not None and held.was_synced):
+                return chosen
             with trio.move_on_after(patience_s):
-                await newest.released.wait()
+                await chosen.released.wait()
 
-    def has_unflushed(self, private: PrivateFile) -> bool:
-        return any(handle.unflushed for handle in self._handles.of(private.node))
+    def _is_plain(self, private: PrivateFile) -> bool:
+        """Is this a file that a rename publishes whoever asks for it, when it is the only one?"""
+        return not (private.has_failed or private.superseded or self.has_unflushed(private.node))
+
+    def _nearness(self, privates: list[PrivateFile], thread_id: int) -> dict[PrivateFile, int]:
+        """How near each of the private files of a name is to the thread that renames it."""
+        process_of = self._kernel.process_of
+        process_id = process_of(thread_id)
+
+        def nearness(private: PrivateFile) -> int:
+            if thread_id in private.openers and thread_id != 0:
+                return _OWN
+            if 0 in private.openers or process_id is None:
+                return _FOREIGN  # threads that we cannot see, in another name space of processes
+            found = {process_of(opener) for opener in private.openers}
+            return _GONE if found == {None} else _PROCESS if process_id in found else _FOREIGN
+
+        return {private: nearness(private) for private in privates}
+
+    def has_unflushed(self, node: Node) -> bool:
+        """Has something been written through a descriptor that was neither flushed nor synced since?"""
+        return any(handle.unflushed for handle in self._handles.of(node))
+
+    def busy(self) -> CurvfsError:
+        return CurvfsError(
+            "A descriptor with unflushed writes is open on this file; close or sync it before it gets another name.",
+            errno_=errno.EBUSY,
+        )
 
     def refuse_unpublishable(self, place: Place) -> None:
         """Neither a private file nor the store's can be renamed: say why. Raises NotFound when there is nothing."""
@@ -246,11 +314,8 @@ class Publisher:
                 raise CurvfsError(
                     f"A write to this file failed ({reason}), so it cannot be published.", errno_=reason.errno_
                 )
-        if privates:
-            raise CurvfsError(
-                "A descriptor with unflushed writes is open on this file; close or sync it before the rename.",
-                errno_=errno.EBUSY,
-            )
+        if any(self.has_unflushed(private.node) for private in privates):
+            raise self.busy()
         raise NotFound("No such file.", kind=8)
 
     async def publish(self, private: PrivateFile, target: Place, *, replace: bool) -> Node:
@@ -271,7 +336,35 @@ class Publisher:
         for other in self.privates.everything_at(target):
             await self.discard(other)
         self.forget_alias(target)
+        await self._leave(private)
         return node
+
+    async def _leave(self, private: PrivateFile) -> None:
+        """A renamed file leaves no name behind: remove the ordinary file whose place it had taken, unless another
+        private file stands there, or somebody has written to that one since. Never raises a CurvfsError."""
+        parent, name = private.place
+        node = self._table.child(parent, name)
+        if private.supersedes is None or self.privates.at(private.place) or (node is not None and node.writers):
+            return
+        try:
+            if await self._is_left(private):
+                await self.remove(parent, name)
+        except NotFound:
+            pass
+        except CurvfsError as error:
+            log.warning("What %r had replaced was not removed: %s", name, error)
+
+    async def _is_left(self, private: PrivateFile) -> bool:
+        """Does the store have, under the name of a private file, nothing, or still the ordinary file whose place that
+        took, and has nobody written to it since?"""
+        old = private.supersedes
+        try:
+            there = await self._fs.stat(self._table.path_of(*private.place))
+        except NotFound:
+            return True
+        if old is None:
+            return False
+        return (there.id, there.mtime_ms, there.length_bytes) == (old.id, old.mtime_ms, old.length_bytes)
 
     async def replace(self, source: str, target: Place, *, replace: bool, fresh: FileStatus | None = None) -> None:
         """Rename in the store onto a name; handles that are open on what stood there go on working. ``fresh``: what
@@ -352,6 +445,24 @@ class Publisher:
         except CurvfsError as error:
             log.warning("%r stays sealed after a rename that failed: %s", node, error)
 
+    @contextmanager
+    def renaming(self, *directories: Node) -> Iterator[None]:
+        """The kernel keeps everybody from looking up names in these directories: whoever a file is reserved for cannot
+        come for it until this ends."""
+        began_s = self._world.clock.monotonic_s()
+        self._renaming.update(directories)
+        try:
+            yield
+        finally:
+            self._renaming.subtract(directories)
+            for directory in directories:
+                if not self._renaming[directory]:
+                    del self._renaming[directory]
+            if self._world.clock.monotonic_s() - began_s > RESERVATION_S / 4:
+                for private in self.privates.all():
+                    if private.reserved_for is not None and private.place[0] in directories:
+                        self.renew_reservation(private)
+
     # ------------------------------------------------------------------------------------------------ materialise
 
     async def materialise(self, private: PrivateFile) -> None:
@@ -362,6 +473,9 @@ class Publisher:
                 return
             if private.has_failed:
                 await self._drop(private, "a write to it failed")
+                return
+            if private.superseded:
+                await self.discard(private)
                 return
             parent, name = place
             try:
@@ -402,8 +516,12 @@ class Publisher:
             if private.node.private is not private:
                 continue
             if private.reserved_for is not None:
-                if now_s >= private.reserved_until_s and not private.node.handles:
+                if private.place[0] in self._renaming:
+                    self.renew_reservation(private)
+                elif now_s >= private.reserved_until_s and not private.node.handles:
                     await self.discard(private)
+            elif private.superseded and not private.has_failed and self.privates.newest(private.place) is not private:
+                private.closed_s = None if private.closed_s is None else now_s
             elif private.closed_s is not None and now_s - private.closed_s >= self._grace_s:
                 try:
                     await self.materialise(private)
@@ -458,6 +576,26 @@ class Publisher:
         if writer is not None:
             await writer.discard()
         await self._readers.drop(node)
+
+    async def remove(self, parent: Node, name: str) -> None:
+        """Delete what the store has under a name; handles that are open on it go on working. Raises NotFound."""
+        node = self._table.child(parent, name)
+        kept = await self.keep_open(node) if node is not None else None
+        path = self._table.path_of(parent, name)
+        try:
+            if node is not None:
+                await self.stamp_others(node, path)
+            await self._fs.delete(path)
+        except CurvfsError as error:
+            if kept is not None and not isinstance(error, TransportError):
+                await self.drop_link(kept)
+            if node is not None and isinstance(error, NotFound):
+                self._table.unname(node, parent, name)
+            raise
+        if node is not None:
+            node.away = kept if kept is not None else node.away
+            self._table.removed(node, parent, name)
+            await self._readers.forgotten(node)
 
     async def keep_open(self, node: Node) -> tuple[Scratch, str] | None:
         """The name of a file is about to go, or to go to another: see to it that its open handles go on working.

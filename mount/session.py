@@ -206,7 +206,10 @@ async def _make_prefix(fs: CurvineFileSystem, root_path: str, kv_path: str) -> N
 
 
 class _Kernel:
-    """What publishing asks of the kernel, through pyfuse3."""
+    """What publishing asks of the kernel, through pyfuse3 and /proc."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
 
     def write_back(self, node_id: int) -> None:
         import pyfuse3
@@ -215,6 +218,9 @@ class _Kernel:
             pyfuse3.invalidate_inode(node_id)
         except FileNotFoundError:
             pass  # the kernel has forgotten the node
+
+    def process_of(self, thread_id: int) -> int | None:
+        return kernel.process_of(self._disk, thread_id)
 
 
 class _Session:
@@ -247,7 +253,8 @@ class _Session:
         self._stop = trio.Event()
         self._ended = trio.Event()
         self._device = ""
-        self._operations: Operations = Operations(fs, table, _Kernel(), options, on_init=self._initialised.set)
+        side = _Kernel(self._world.disk)
+        self._operations: Operations = Operations(fs, table, side, options, on_init=self._initialised.set)
         self._operations.pass_on = loop.enter(pyfuse3).pass_on
         self._report: Report = Report(fs, self._operations, options, url, path)
 

@@ -55,6 +55,9 @@ class _NoCache:
     def write_back(self, node_id: int) -> None:
         pass
 
+    def process_of(self, thread_id: int) -> int | None:
+        return thread_id
+
 
 class SimMount:
     """One mount: a process that serves until it is killed or told to end, and the kernel in front of it."""

@@ -74,6 +74,9 @@ class _NoCache:
     def write_back(self, node_id: int) -> None:
         pass
 
+    def process_of(self, thread_id: int) -> int | None:
+        return thread_id
+
 
 def _context() -> Any:
     return SimpleNamespace(pid=1, uid=0, gid=0, umask=0)

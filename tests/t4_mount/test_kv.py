@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from tests.t4_mount.interleavings import orders
 from tests.t4_mount.mounts import Mount, mounted, refused, wait_for
 
 GRACE_S = 1.0
@@ -141,17 +142,9 @@ def test_two_writers_of_one_staging_name(kv: Path) -> None:
     refused(errno.ENOENT, lambda: os.rename(tmp, kv / "x"))
 
 
-def _interleavings(first: int, second: int) -> list[str]:
-    if first == 0 or second == 0:
-        return ["a" * first + "b" * second]
-    return ["a" + rest for rest in _interleavings(first - 1, second)] + [
-        "b" + rest for rest in _interleavings(first, second - 1)
-    ]
-
-
 def test_all_interleavings_of_two_writers(kv: Path) -> None:
     """open, write, write, close, rename: 252 orders; no reader ever sees a mixture, no writer sees an error."""
-    for number, order in enumerate(_interleavings(5, 5)):
+    for number, order in enumerate(orders()):
         tmp, target = kv / "i.tmp", kv / f"i{number}"
         steps: dict[str, int] = {"a": 0, "b": 0}
         fds: dict[str, int] = {}
