@@ -69,6 +69,8 @@ class LentReplica(LocalReplica):
         await self.drop()
 
     async def _stream(self) -> BlockChannel:
+        if self._held is not None and self._channel is not self._held.channel:
+            await self._channel.release()  # the one before failed
         doing = f"write block {self._block_id}"
         key = worker_key(self.worker)
         self._channel, _ = await self._session.workers.open(key, RpcCode.WRITE_BLOCK, self._opening, doing=doing)
