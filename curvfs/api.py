@@ -45,7 +45,7 @@ from curvfs.client.sync import (
 from curvfs.client.syncstores import SyncUnderStores
 from curvfs.client.understores import UnderStores
 from curvfs.client.writer import FileWriter
-from curvfs.config import ClientConfig, Settings, gather_settings, parse_url
+from curvfs.config import ClientConfig, Settings, cluster_table, gather_settings, parse_url
 from curvfs.server.embedded import EmbeddedServer
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "WorkerAddress",
     "WorkerInfo",
     "WriteExtent",
+    "cluster_table",
     "gather_settings",
     "open_filesystem",
     "parse_url",

@@ -438,6 +438,12 @@ def _take_file(
     gathered.take(values, where.__getitem__)
 
 
+def cluster_table(name: str, file: str, *, disk: Disk | None = None) -> Mapping[str, Any]:
+    """A table of a cluster file, empty when it has none of that name. Raises ConfigError."""
+    document = _read_toml(file, World.real().disk if disk is None else disk, optional=False)
+    return _table(document or {}, name, file)
+
+
 def _table(document: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, Mapping):

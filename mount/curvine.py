@@ -1,8 +1,8 @@
 """The flags of Curvine's own mount, ``curvine-fuse``: what each means here, or why it is refused.
 
-``--kebab-case`` flags, the keys of the ``[fuse]`` table and ``--client.NAME`` all come through one table. A flag that
-tunes how the Rust daemon works inside is taken and left alone, with a note; one that would change what users see and
-has no counterpart is refused by name. Nothing is passed over in silence.
+``--kebab-case`` flags, the keys of a cluster file's ``[fuse]`` table and ``--client.NAME`` all come through one table.
+A flag that tunes how the Rust daemon works inside is taken and left alone, with a note; one that would change what
+users see and has no counterpart is refused by name. Nothing is passed over in silence.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from curvfs.api import cluster_table
 from curvfs.errors import ConfigError, UsageError
 
 #: Flag -> our ``-o`` word, with the value in place of ``{}``.
@@ -142,6 +143,43 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
     if "mnt_path" in places:
         targets.append(places["mnt_path"])
     return CommandLine(tuple(targets), tuple(words), tuple(left_alone))
+
+
+def read_cluster_file(path: str) -> CommandLine:
+    """The ``[fuse]`` table of a cluster file, read as Curvine's mount does: what it mounts where, for whoever does not
+    say it on the command line, and ``-o`` words. Raises ConfigError, also for a key that is refused."""
+    words: list[str] = []
+    left_alone: list[str] = []
+    places: dict[str, str] = {}
+    for key, value in cluster_table("fuse", path).items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if key in _PLACES:
+            places[key] = text
+            continue
+        try:
+            found = word_for(key, text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: [fuse] {error}") from None
+        words += found or []
+        if found is None or is_left_alone(key):
+            left_alone.append(f"[fuse] {key}")
+    url = f"curvine://{_rooted(places['fs_path'])}" if "fs_path" in places else "curvine:///"
+    return CommandLine((url, places["mnt_path"]) if "mnt_path" in places else (url,), tuple(words), tuple(left_alone))
+
+
+def complete(given: tuple[str, ...], filed: tuple[str, ...]) -> tuple[str, ...]:
+    """URL and mountpoint: what the command line gives, and what a cluster file says of the rest."""
+    if len(given) > 1:
+        return given
+    urls = tuple(each for each in given if "://" in each)
+    mountpoints = tuple(each for each in given if "://" not in each)
+    return (urls or filed[:1]) + (mountpoints or filed[1:])
+
+
+def conf_of(words: Sequence[str]) -> str | None:
+    """The cluster file that ``-o`` words name, the last one."""
+    named = [word.partition("=")[2] for item in words for word in item.split(",") if word.strip().startswith("conf=")]
+    return named[-1].strip() if named else None
 
 
 def _rooted(path: str) -> str:

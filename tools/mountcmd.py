@@ -86,12 +86,16 @@ def mount(
     asked = curvine.read_command_line(targets)
     if kv and no_kv:
         raise UsageError("--kv names KV prefixes and --no-kv wants none; give one of them.")
-    if len(asked.targets) != (1 if embedded is not None else 2):
+    flags = [*asked.words, *(option or ())]
+    conf = curvine.conf_of(flags)
+    filed = curvine.CommandLine((), (), ()) if conf is None else curvine.read_cluster_file(conf)
+    places = asked.targets if embedded is not None else curvine.complete(asked.targets, filed.targets)
+    if len(places) != (1 if embedded is not None else 2):
         raise UsageError(
             "Give a URL and a mountpoint, as in curvfs mount curvine://host:8995/ /mnt/pool, or a mountpoint with "
             "--embedded DIR."
         )
-    source = MountSource(url=asked.targets[0] if embedded is None else None, embedded=embedded)
+    source = MountSource(url=places[0] if embedded is None else None, embedded=embedded)
     options = MountOptions(
         kv_paths=() if no_kv else tuple(kv) if kv else (DEFAULT_KV_PATH,),
         allow_other=allow_other,
@@ -102,8 +106,8 @@ def mount(
         debug=debug,
     ).with_words(
         [
-            *asked.words,
-            *(option or ()),
+            *filed.words,
+            *flags,
             *(
                 f"{name}={value}"
                 for name, value in (
@@ -115,10 +119,10 @@ def mount(
             ),
         ]
     )
-    if asked.left_alone:
-        typer.echo(f"Left alone, for they mean nothing here: {', '.join(asked.left_alone)}.", err=True)
+    if left_alone := (*filed.left_alone, *asked.left_alone):
+        typer.echo(f"Left alone, for they mean nothing here: {', '.join(left_alone)}.", err=True)
     if background:
-        url, path, pid = mount_in_background(source, asked.targets[-1], options)
+        url, path, pid = mount_in_background(source, places[-1], options)
         _tell(as_json, {"url": url, "mountpoint": path, "pid": pid}, f"Mounted {url} on {path} (pid {pid}).")
         return
 
@@ -129,7 +133,7 @@ def mount(
             f"Mounted {url} on {path}; Ctrl-C unmounts it.",
         )
 
-    mount_in_foreground(source, asked.targets[-1], options, announce=announce)
+    mount_in_foreground(source, places[-1], options, announce=announce)
 
 
 def umount(

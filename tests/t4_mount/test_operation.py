@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from curvfs.errors import ConfigError, UsageError
+from mount import curvine
 from mount.curvine import read_command_line
 from mount.options import MountOptions
 from tests.t4_mount.mounts import (
@@ -72,6 +73,50 @@ def test_flags_of_curvines_own_mount() -> None:
         "block_size": "64MB",
         "client_hostname": "me",
     }
+
+
+def _cluster_file(directory: Path, fuse: str, port: int = 8995) -> Path:
+    path = directory / "curvine-cluster.toml"
+    path.write_text(f'[client]\nmaster_addrs = [{{hostname = "127.0.0.1", port = {port}}}]\n[fuse]\n{fuse}\n')
+    return path
+
+
+def test_the_fuse_table_of_a_cluster_file(tmp_path: Path) -> None:
+    places = 'mnt_path = "/mnt/kv"\nfs_path = "/l2 cache"'
+    fuse = f"{places}\nentry_timeout_ms = 700\ndirect_io = false\nio_threads = 3\nnew = 1"
+    found = curvine.read_cluster_file(str(_cluster_file(tmp_path, fuse)))
+    assert found.targets == ("curvine:///l2%20cache", "/mnt/kv")
+    assert found.words == ("sealed_entry_timeout=700ms",)
+    assert found.left_alone == ("[fuse] io_threads", "[fuse] new")
+    assert curvine.complete((), found.targets) == found.targets
+    assert curvine.complete(("/elsewhere",), found.targets) == ("curvine:///l2%20cache", "/elsewhere")
+    assert curvine.complete(("curvine://m:1/",), found.targets) == ("curvine://m:1/", "/mnt/kv")
+    assert curvine.complete(("curvine://m:1/", "/elsewhere"), found.targets) == ("curvine://m:1/", "/elsewhere")
+    assert curvine.complete(("/elsewhere",), ()) == ("/elsewhere",)
+    assert curvine.conf_of(["ro,conf=a", "conf=b,rw"]) == "b"
+    assert curvine.read_cluster_file(str(_cluster_file(tmp_path, ""))).targets == ("curvine:///",)
+    refused = curvfs("mount", "-c", _cluster_file(tmp_path, "direct_io = true"), "/mnt/kv")
+    assert refused.returncode == 2
+    assert "[fuse] direct_io=true is refused" in refused.stderr
+
+
+def test_mounted_by_a_cluster_file_alone(tmp_path: Path) -> None:
+    skip_without_fuse()
+    (tmp_path / "there").mkdir()
+    with mounted(tmp_path, "--embedded", tmp_path / "pool") as one:
+        port = json.loads((tmp_path / "pool" / "server.json").read_text())["master_port"]
+        conf = _cluster_file(
+            tmp_path, f'mnt_path = "{tmp_path / "there"}"\nfs_path = "/sub"\nattr_timeout_ms = 0', port
+        )
+        done = curvfs("mount", "--background", "-c", conf)
+        assert done.returncode == 0, done.stderr
+        try:
+            (tmp_path / "there" / "file").write_bytes(b"content")
+            assert (one.path / "sub" / "file").read_bytes() == b"content"
+            options = json.loads((tmp_path / "there" / ".curvfs" / "options.json").read_bytes())
+            assert options["attr_timeout_s"] == 0.0
+        finally:
+            assert curvfs("umount", tmp_path / "there").returncode == 0
 
 
 def test_words_of_fstab() -> None:
