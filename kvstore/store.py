@@ -65,6 +65,10 @@ _LAST_ROUND = 2048
 _EXIT_S = 2.0
 #: No wait is shorter than this for being compared with computing.
 _SHORTEST_S = 0.02
+#: A get that takes so many times as long as it should, and no less than this, is given up: its store has become slow
+#: since the lookup, and its pages can be computed.
+_OUTLASTED = 8.0
+_PATIENCE_S = 0.25
 _NOTHING: Mapping[str, Found] = {}
 
 
@@ -83,6 +87,8 @@ class Lookup:
     withheld_pages: int = 0
     #: How long it took: a ``get`` with it gets less time, so that both together take no longer than computing would.
     took_s: float = field(default=0.0, compare=False, repr=False)
+    #: How long loading the pages should take; where the prefill rate is known a ``get`` does not wait for much longer.
+    load_s: float | None = field(default=None, compare=False, repr=False)
 
 
 class KVStore:
@@ -277,31 +283,44 @@ class KVStore:
             if step == 0:
                 break
             step = min(_GROWTH * step, _LAST_ROUND)
-        worth = self._worth(promised)
+        worth, load_s = self._worth(promised)
         withheld, pages = pages - worth, worth
         if withheld:
             promised = {name: promised[name] for name in names[:pages]}
         took_s = self._world.clock.monotonic_s() - started_s
         self._counters.looked_up(pages, took_s)
-        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised, withheld, took_s)
+        return Lookup(pages, pages * self.page_tokens, tuple(keys[:pages]), promised, withheld, took_s, load_s)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """Tell that the model computed so many tokens in that time: lookups leave out what would take longer to load.
         Passed over where the store was opened with a rate. Raises UsageError."""
         self._health.observe_prefill(tokens, seconds)
 
-    def _worth_waiting_s(self, pages: int, limit_s: float, timeout_s: float | None, *, waited_s: float = 0.0) -> float:
+    def _worth_waiting_s(
+        self,
+        pages: int,
+        limit_s: float,
+        timeout_s: float | None,
+        *,
+        waited_s: float = 0.0,
+        load_s: float | None = None,
+    ) -> float:
         """A deadline: as the caller has it, else the limit, but no longer than it takes to compute the pages, less what
-        was waited already."""
+        was waited already, nor than many times what loading them should take."""
         if timeout_s is not None:
             return timeout_s
         compute_s = self._health.compute_s(pages)
-        return limit_s if compute_s is None else min(limit_s, max(compute_s - waited_s, _SHORTEST_S))
+        if compute_s is None:
+            return limit_s
+        if load_s is not None:
+            limit_s = min(limit_s, max(_OUTLASTED * load_s, _PATIENCE_S))
+        return min(limit_s, max(compute_s - waited_s, _SHORTEST_S))
 
-    def _worth(self, promised: Mapping[str, Found]) -> int:
-        """How many of these pages to promise. Places that would be too slow are measured again in the background."""
+    def _worth(self, promised: Mapping[str, Found]) -> tuple[int, float | None]:
+        """How many of these pages to promise, and how long loading them should take, where that may matter. Places that
+        would be too slow are measured again in the background."""
         if not self._health.choosy:
-            return len(promised)
+            return len(promised), None
         places = [None if found is self._in_memory else self._backend.place(found) for found in promised.values()]
         worth = self._health.worth(places)
         left_out: dict[str, builtins.list[tuple[str, Found]]] = {}
@@ -310,7 +329,7 @@ class KVStore:
                 left_out.setdefault(place, []).append(item)
         for place, items in left_out.items():
             self._prober.measure(place, items)
-        return worth
+        return worth, self._health.load_s(places[:worth])
 
     def _found(
         self, keys: Sequence[PageKey], names: Sequence[str], shards: Sequence[Shard], ask: Ask, *, every_shard: bool
@@ -413,7 +432,9 @@ class KVStore:
     ) -> Transfer:
         promised = {} if lookup is None else lookup.found
         if lookup is not None:
-            timeout_s = self._worth_waiting_s(len(keys), self._timeout_s, timeout_s, waited_s=lookup.took_s)
+            timeout_s = self._worth_waiting_s(
+                len(keys), self._timeout_s, timeout_s, waited_s=lookup.took_s, load_s=lookup.load_s
+            )
         transfer, pages = self._begin(keys, plans, timeout_s, form, promised)
         for page in pages:
             page.found = promised.get(page.name)

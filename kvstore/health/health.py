@@ -17,7 +17,7 @@ background, for which nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from curvfs.errors import UsageError
@@ -238,26 +238,42 @@ class Health:
             return best
 
     def _best(self, places: Sequence[str | None], now_s: float) -> int:
+        compute_s = None if self._prefill is None else self._page_tokens / self._prefill
+        best, most_s = 0, 0.0
+        for number, load_s in enumerate(self._loads(places, now_s), 1):
+            saved_s = number * compute_s - load_s if compute_s is not None else float(number)
+            if saved_s > most_s:
+                best, most_s = number, saved_s
+        return best
+
+    def load_s(self, places: Sequence[str | None]) -> float | None:
+        """How long it should take to load these pages, each from its place. None: one of them was never measured."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for name in set(places) - {None}:
+                place = self._places.get(name or "")
+                if place is None or place.meter.seconds_per_byte(now_s) is None:
+                    return None
+            return max(self._loads(places, now_s), default=0.0)
+
+    def _loads(self, places: Sequence[str | None], now_s: float) -> Iterator[float]:
+        """When the first page, the first two, ... should be there; up to the first whose place does not answer."""
         known = {name: self._places[name] for name in set(places) if name is not None and name in self._places}
         answering = {name for name, place in known.items() if self._answers(place, now_s)}
-        compute_s = None if self._prefill is None else self._page_tokens / self._prefill
         cost_s: dict[str, float] = {}
         until_s: dict[str, float] = {}
         for known_name, place in known.items():
             each = place.meter.seconds_per_byte(now_s) or 0.0
             cost_s[known_name] = each * self._page_bytes
             until_s[known_name] = each * (place.meter.flying_bytes + place.waiting * self._page_bytes)
-        best, most_s, load_s = 0, 0.0, 0.0
-        for number, name in enumerate(places, 1):
+        load_s = 0.0
+        for name in places:
             if name is not None and name in known:
                 if name not in answering:
-                    break
+                    return
                 until_s[name] += cost_s[name]
                 load_s = max(load_s, until_s[name])
-            saved_s = number * compute_s - load_s if compute_s is not None else float(number)
-            if saved_s > most_s:
-                best, most_s = number, saved_s
-        return best
+            yield load_s
 
     def to_measure(self, place: str) -> bool:
         """Is it time to read from this place in the background? Then :meth:`measured` must follow."""

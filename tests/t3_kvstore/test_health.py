@@ -136,6 +136,20 @@ def test_worth_is_the_prefix_that_saves_most() -> None:
     assert one.stats().withheld_pages == 10 + 6 + 3
 
 
+def test_how_long_loading_should_take_is_known_once_it_was_measured() -> None:
+    clock = SetClock()
+    one = health(clock, prefill=6400.0)
+    assert one.load_s(["a"]) is None
+    for _ in range(10):
+        read(one, clock, "a", 0.01)
+    assert one.load_s(["a"] * 10) == pytest.approx(0.1)
+    assert one.load_s([None, "a"]) == pytest.approx(0.01)
+    assert one.load_s(["a", "b"]) is None
+    assert one.load_s([]) == 0.0
+    one.waits("a", 10)
+    assert one.load_s(["a"] * 10) == pytest.approx(0.2)
+
+
 def test_pages_that_wait_for_their_turn_count_as_under_way() -> None:
     clock = SetClock()
     one = health(clock, prefill=6400.0)  # 10 ms a page
@@ -292,6 +306,24 @@ def test_a_get_ends_when_computing_would_be_done(directory: Directory) -> None:
     room = empty(PAGE, 16)
     assert store.get(hit.keys, room, lookup=hit).result() == [Miss.DEADLINE] * 16
     assert time.monotonic() - begun_s < 3  # computing takes 160 ms
+    disk.go.set()
+
+
+def test_a_get_that_outlasts_what_it_should_take_does_not_wait_as_long_as_computing(directory: Directory) -> None:
+    disk = SlowDisk()
+    store = directory.open(
+        PAGE, world=World(disk=disk), engine="threads", direct=False, prefill_tokens_per_s=16.0, timeout_s=120
+    )
+    assert all(put(store, *range(16)))
+    wait_for(lambda: served(store, 16)[0] == 16)
+    hit = store.lookup(keys_of(store, *range(16)))
+    assert hit.pages == 16
+    assert hit.load_s is not None
+    assert hit.load_s < 1
+    disk.go.clear()
+    begun_s = time.monotonic()
+    assert store.get(hit.keys, empty(PAGE, 16), lookup=hit).result() == [Miss.DEADLINE] * 16
+    assert time.monotonic() - begun_s < 16  # computing takes 64 s
     disk.go.set()
 
 
