@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from curvfs.errors import CurvfsError, TransportError
 from curvfs.world import World
@@ -23,6 +24,7 @@ from kvstore.backends.base import Backend, Found, ObjectReader
 from kvstore.capacity.room import Room
 from kvstore.engine.base import Engine
 from kvstore.health.health import Health
+from kvstore.health.meter import Reading
 from kvstore.health.probing import Prober
 from kvstore.loading import close_reader
 from kvstore.page import Form, Page
@@ -57,6 +59,11 @@ class _Batch:
                 self.written.append(page)
             self._left -= 1
             return self._left == 0
+
+
+def _cut(pages: list[Page], size: int) -> Iterator[list[Page]]:
+    for start in range(0, len(pages), size):
+        yield pages[start : start + size]
 
 
 class Jobs:
@@ -138,8 +145,7 @@ class Jobs:
     # ------------------------------------------------------------------------------------------------------ common
 
     def _batches(self, pages: list[Page]) -> Iterator[list[Page]]:
-        for start in range(0, len(pages), self._backend.batch):
-            yield pages[start : start + self._backend.batch]
+        yield from _cut(pages, self._backend.batch)
 
     def _start(self, function: Callable[[list[Page]], None], pages: list[Page]) -> None:
         """Let an I/O thread do it."""
@@ -170,7 +176,6 @@ class Jobs:
             if page.settled:
                 return
             page.settled = True
-            page.outcome = result
             self.in_flight -= 1
         page.plan.drop()
         frame, page.frame = page.frame, None
@@ -198,22 +203,25 @@ class Jobs:
 
     def _guarded(self, page: Page, function: Callable[[Page], Result | None]) -> Result | None:
         """A page's result; settles it and answers None when there is nothing to go on with."""
+        result, error = self._tried(page, function)
+        if isinstance(result, int):
+            return result
+        self._settle(page, result, error)
+        return None
+
+    def _tried(self, page: Page, function: Callable[[Page], Result | None]) -> tuple[Result | None, CurvfsError | None]:
+        """A page's result, and what went wrong in words. ``None``: it was given up meanwhile."""
         try:
             if self.closed:
-                self._settle(page, Miss.CANCELLED)
-            elif page.transfer.left_s() <= 0:
-                self._settle(page, Miss.DEADLINE)
-            else:
-                result = function(page)
-                if result is None:
-                    self._settle(page, None)
-                return result
+                return Miss.CANCELLED, None
+            if page.transfer.left_s() <= 0:
+                return Miss.DEADLINE, None
+            return function(page), None
         except CurvfsError as error:
-            self._settle(page, miss_of(error, storing=page.storing), error)
+            return miss_of(error, storing=page.storing), error
         except Exception as error:
             logger.exception("kvstore failed on %s.", page.name)
-            self._settle(page, Miss.IO, CurvfsError(f"{page.name}: {error!r}"))
-        return None
+            return Miss.IO, CurvfsError(f"{page.name}: {error!r}")
 
     # -------------------------------------------------------------------------------------------------------- puts
 
@@ -359,8 +367,24 @@ class Jobs:
             page.waiting = self._place(page)
         for place, number in Counter(page.waiting for page in pages if page.waiting is not None).items():
             self._health.waits(place, number)
-        for batch in self._batches(pages):
-            self._start(self._open, batch)
+        loader = self._pages.loader
+        if self._backend.batch >= loader.together:
+            for batch in self._batches(pages):
+                self._start(self._open, batch)
+            return
+        # More threads than have buffers to read into would only take the interpreter from each other.
+        batches = deque(_cut(pages, loader.together))
+        for _ in range(min(len(batches), loader.at_once)):
+            try:
+                self._engine.submit(functools.partial(self._open_all, batches))
+            except CurvfsError:  # closed meanwhile
+                self._open_all(batches)
+
+    def _open_all(self, batches: deque[list[Page]]) -> None:
+        """Go through batches that others go through as well."""
+        with suppress(IndexError):
+            while True:
+                self._run(self._open, batches.popleft())
 
     def _waits_no_more(self, page: Page) -> None:
         place, page.waiting = page.waiting, None
@@ -378,9 +402,33 @@ class Jobs:
             for page, reader in zip(plain, opened, strict=True):
                 if isinstance(reader, ObjectReader):  # what failed is tried again by itself, which tells why
                     page.reader = reader
-        for page in pages[1:]:
-            self._submit_read(page)
-        self._read(pages[0])
+        whole = pages[0].form in (Form.COPY, Form.LOAN)
+        first, *others = _cut(pages, self._pages.loader.together if whole else 1)
+        for some in others:
+            self._submit_reads(some)
+        self._read_some(first)
+
+    def _read_some(self, pages: list[Page]) -> None:
+        """Read small pages together."""
+        if len(pages) == 1:
+            self._read(pages[0])
+            return
+        readings = [self._began(page) for page in pages]
+        at = 0
+        while at < len(pages):
+            count = 1
+            try:
+                count = self._pages.loader.fetch(pages[at:])
+            except (CurvfsError, OSError):  # each is told why
+                pass
+            some = pages[at : at + count]
+            try:
+                outcomes = [self._go_on(page, reading) for page, reading in zip(some, readings[at:], strict=False)]
+            finally:
+                self._pages.loader.let_go(some)  # before anybody hears of it
+            for page, (result, error) in zip(some, outcomes, strict=True):
+                self._settle(page, result, error)
+            at += count
 
     def _place(self, page: Page) -> str:
         return "" if page.found is None else self._backend.place(page.found)
@@ -397,11 +445,11 @@ class Jobs:
         self._settle(page, Miss.UNREACHABLE, Refused(Miss.UNREACHABLE, f"The {where} does not deliver these days."))
         return False
 
-    def _submit_read(self, page: Page) -> None:
+    def _submit_reads(self, pages: list[Page]) -> None:
         try:
-            self._engine.submit(functools.partial(self._read, page))
+            self._engine.submit(functools.partial(self._read_some, pages))
         except CurvfsError:  # closed meanwhile
-            self._read(page)
+            self._read_some(pages)
 
     def _load(self, page: Page) -> Result | None:
         """One step of a page, tried once more where the store failed and the budget has it."""
@@ -423,20 +471,28 @@ class Jobs:
         return loader.load(page)
 
     def _read(self, page: Page) -> None:
-        loader = self._pages.loader
-        result = None
-        parts = max(1, loader.layers) if page.form is Form.LAYERS else 1
+        result, error = self._go_on(page, self._began(page))
+        if isinstance(result, int) and self._has_more(page):
+            self._submit_reads([page])  # behind the same layer of the other pages
+        else:
+            self._settle(page, result, error)
+
+    def _has_more(self, page: Page) -> bool:
+        return page.form is Form.LAYERS and page.next_layer < self._pages.loader.layers
+
+    def _began(self, page: Page) -> Reading | None:
+        """A page's turn to be read has come; None when it is too late for it."""
+        parts = max(1, self._pages.loader.layers) if page.form is Form.LAYERS else 1
         self._waits_no_more(page)
         late = self.closed or page.transfer.left_s() <= 0
-        reading = None if late else self._health.began(self._place(page), parts=parts)
-        try:
-            result = self._guarded(page, self._load)
-            if result is not None and page.form is Form.LAYERS and page.next_layer < loader.layers:
-                self._submit_read(page)  # behind the same layer of the other pages
-                return
-        finally:
-            if reading is not None:
-                self._health.ended(reading, page.outcome if result is None else result)
-            if result is None or page.form is not Form.LAYERS or page.next_layer == loader.layers:
-                close_reader(page)
-        self._settle(page, result)
+        return None if late else self._health.began(self._place(page), parts=parts)
+
+    def _go_on(self, page: Page, reading: Reading | None) -> tuple[Result | None, CurvfsError | None]:
+        """Read a page, or its next layer: see :meth:`_tried`."""
+        came = page.arrived is not None
+        result, error = self._tried(page, self._load)
+        if reading is not None:
+            self._health.ended(reading, None if came and result is Miss.DEADLINE else result)
+        if not (isinstance(result, int) and self._has_more(page)):
+            close_reader(page)
+        return result, error

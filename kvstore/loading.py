@@ -6,14 +6,15 @@ An object that does not hold is read again by another path. Damaged both times, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from curvfs.errors import BlockNotFound, CurvfsError
+from curvfs.errors import BlockNotFound, CurvfsError, from_os_error
 from curvfs.units import align_down, align_up
 from curvfs.world import World
 from kvstore.backends.base import Backend, ObjectReader
 from kvstore.codecs import codec_named
+from kvstore.engine.base import Engine, OpenFile
 from kvstore.header import (
     ALIGNMENT_BYTES,
     MAX_HEADER_BYTES,
@@ -37,6 +38,9 @@ from kvstore.views import PageView
 
 T = TypeVar("T")
 
+#: What one thread reads together at most. Of larger pages each keeps a thread busy.
+_TOGETHER_BYTES = 2 << 20
+
 
 class Loader:
     """Objects of one geometry in one backend."""
@@ -45,25 +49,31 @@ class Loader:
         self,
         world: World,
         backend: Backend,
+        engine: Engine,
         layout: ObjectLayout,
         counters: Counters,
         slabs: SlabPool,
         resharder: Resharder,
         memory: Memory,
-        *,
-        views: int,
     ) -> None:
         self.memory = memory
         self._backend = backend
+        self._engine = engine
         self._layout = layout
         self._counters = counters
         self._slabs = slabs
         #: A pool of their own: views that are kept must not keep others from reading and writing.
-        self._views = SlabPool(world, count=views, size_bytes=slabs.size_bytes)
+        self._views = SlabPool(world, count=engine.depth, size_bytes=slabs.size_bytes)
         #: Where pages of other shards are put together.
         self._wholes = SlabPool(world, count=slabs.count, size_bytes=layout.data_bytes)
         self._resharder = resharder
         self._page_bytes = layout.geometry.size_bytes
+        #: How many small pages one thread reads together: at most half, so that others verify some meanwhile.
+        self.together = 1
+        if backend.near:
+            self.together = max(1, min(engine.together, slabs.count // 2, _TOGETHER_BYTES // layout.object_bytes))
+        #: How many threads are enough for that.
+        self.at_once = -(-slabs.count // self.together)
         self._ranges = _layer_ranges(layout)
 
     @property
@@ -83,6 +93,48 @@ class Loader:
             raise Refused(Miss.DEADLINE, f"No buffer came free for {page.name} in time.")
         return slab
 
+    # ------------------------------------------------------------------------------------------------------ together
+
+    def fetch(self, pages: Sequence[Page]) -> int:
+        """Read the objects of the first pages together, as many as there are buffers for, for :meth:`load` to go on
+        with; how many pages that are (at least 1). What is not read this way is left to :meth:`load`. :meth:`let_go`
+        must follow. Raises CurvfsError, OSError."""
+        slabs = self._slabs.acquire_some(len(pages), max(0.0, pages[0].transfer.left_s()))
+        reads: list[tuple[OpenFile, Sequence[memoryview]]] = []
+        mine: list[tuple[Page, ObjectReader]] = []
+        for page, slab in zip(pages, slabs, strict=False):
+            page.slab = slab
+            reader = page.reader
+            file = None if reader is None else reader.file
+            if reader is not None and file is not None and page.transfer.left_s() > 0:
+                reads.append((file, self._targets(page, reader, slab)))
+                mine.append((page, reader))
+        for (page, reader), count in zip(mine, self._engine.read_many(reads), strict=True):
+            page.arrived = count
+            reader.well = isinstance(count, int)
+        return max(1, len(slabs))
+
+    def _targets(self, page: Page, reader: ObjectReader, slab: Slab) -> Sequence[memoryview]:
+        """Where the whole object goes."""
+        if page.form is Form.LOAN:
+            straight = self._straight(page, reader, slab)
+            if straight is not None:
+                page.lent = page.transfer.lend(page.index)
+                if page.lent:
+                    return straight
+        return [_room(reader, slab)]
+
+    def let_go(self, pages: Sequence[Page]) -> None:
+        """Done with what :meth:`fetch` took for these pages, also where nothing was loaded."""
+        slabs = [page.slab for page in pages if page.slab is not None]
+        for page in pages:
+            page.slab = page.arrived = None
+            if page.lent:
+                page.lent = False
+                page.transfer.give_back()
+        if slabs:
+            self._slabs.release(*slabs)
+
     # ------------------------------------------------------------------------------------------------ forms of a get
 
     def load(self, page: Page) -> Result | None:
@@ -101,7 +153,7 @@ class Loader:
         return len(self._ranges)
 
     def _load_copied(self, page: Page) -> Result | None:
-        slab = self.slab(page, self._slabs)
+        slab = page.slab or self.slab(page, self._slabs)
         try:
             start = self._judged(page, lambda reader: self._read_whole(page, reader, slab))
             if not claimed(page):
@@ -109,8 +161,12 @@ class Loader:
             page.plan.unpack(slab, start)
             self._promote(page, slab, start)
         finally:
-            self._slabs.release(slab)
+            self._done(page, slab)
         return self._page_bytes
+
+    def _done(self, page: Page, slab: Slab) -> None:
+        if slab is not page.slab:
+            self._slabs.release(slab)
 
     def _promote(self, page: Page, slab: Slab, start: int) -> None:
         """A verified page goes to host memory."""
@@ -154,10 +210,11 @@ class Loader:
         return self._page_bytes
 
     def _load_lent(self, page: Page) -> Result | None:
-        slab = self.slab(page, self._slabs)
+        slab = page.slab or self.slab(page, self._slabs)
         try:
-            if not page.transfer.lend(page.index):
+            if not page.lent and not page.transfer.lend(page.index):
                 return None
+            page.lent = False
             try:
                 start = self._judged(
                     page,
@@ -171,7 +228,7 @@ class Loader:
             finally:
                 page.transfer.give_back()
         finally:
-            self._slabs.release(slab)
+            self._done(page, slab)
         return self._page_bytes
 
     def _load_layer(self, page: Page) -> Result | None:
@@ -244,7 +301,7 @@ class Loader:
         """Judge what has a page's name, whatever it is. Raises BadObject when it was no sound object, and is gone."""
         slab = self.slab(page, self._slabs)
         try:
-            self._judged(page, lambda reader: read_header(*self._fill(reader, slab)))
+            self._judged(page, lambda reader: read_header(*self._fill(page, reader, slab)))
         finally:
             self._slabs.release(slab)
             close_reader(page)
@@ -277,15 +334,15 @@ class Loader:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def _fill(self, reader: ObjectReader, slab: Slab) -> tuple[memoryview, int]:
+    @staticmethod
+    def _fill(page: Page, reader: ObjectReader, slab: Slab) -> tuple[memoryview, int]:
         """As much of an object as a slab takes, and the object's length."""
-        length = reader.length_bytes
-        view = slab.view[: align_up(min(length, slab.size_bytes), ALIGNMENT_BYTES)]
-        return view[: reader.read(view)], length
+        view = _room(reader, slab)
+        return view[: _arrived(page, lambda: reader.read(view))], reader.length_bytes
 
     def _read_whole(self, page: Page, reader: ObjectReader, slab: Slab) -> int:
         """Where the data begin in a slab that an object was read into, once everything about it holds."""
-        view, length = self._fill(reader, slab)
+        view, length = self._fill(page, reader, slab)
         header = read_header(view, length)
         check_object(page, header, self._layout, coded=True)
         if len(view) < length:
@@ -310,19 +367,27 @@ class Loader:
     def _read_straight(self, page: Page, reader: ObjectReader, slab: Slab) -> int | None:
         """Read the data into the caller's memory and the header into a slab: None when all holds. Where the data begin
         in the slab when the caller's memory cannot be read into."""
-        header_bytes = reader.length_bytes - self._layout.data_bytes
-        pieces = page.plan.pieces(self._layout.data_bytes, reader.alignment_bytes)
-        usable = ALIGNMENT_BYTES <= header_bytes <= MAX_HEADER_BYTES and header_bytes % ALIGNMENT_BYTES == 0
-        if pieces is None or not usable:
+        views = self._straight(page, reader, slab)
+        if views is None:
             self._counters.copied_loan()
             return self._read_whole(page, reader, slab)
-        count = reader.readv([slab.view[:header_bytes], *pieces], 0)
+        count = _arrived(page, lambda: reader.readv(views, 0))
+        header_bytes, pieces = len(views[0]), views[1:]
         header = read_header(slab.view[: min(count, header_bytes)], reader.length_bytes)
         check_object(page, header, self._layout)
         if header.header_bytes != header_bytes or count < reader.length_bytes:
             raise BadObject(f"only {count} of its {reader.length_bytes} bytes could be read")
         _refuse_unit(damaged_unit_in(header, pieces))
         return None
+
+    def _straight(self, page: Page, reader: ObjectReader, slab: Slab) -> list[memoryview] | None:
+        """Where the header and the data go when those are read straight into the caller's memory; None where that
+        cannot be read into."""
+        header_bytes = reader.length_bytes - self._layout.data_bytes
+        if not ALIGNMENT_BYTES <= header_bytes <= MAX_HEADER_BYTES or header_bytes % ALIGNMENT_BYTES:
+            return None
+        pieces = page.plan.pieces(self._layout.data_bytes, reader.alignment_bytes)
+        return None if pieces is None else [slab.view[:header_bytes], *pieces]
 
     def _read_range(self, page: Page, reader: ObjectReader, slab: Slab, low: int, high: int) -> int:
         """Read the data from ``low`` to ``high``; where they begin in the slab."""
@@ -331,6 +396,20 @@ class Loader:
             check_object(page, header, self._layout)
             page.header = header
         return read_units(reader, page.header, slab, low, high)
+
+
+def _arrived(page: Page, read: Callable[[], int]) -> int:
+    """The bytes of a page's object that were read together with others', else those that ``read`` reads: another try
+    does. Raises CurvfsError."""
+    count, page.arrived = page.arrived, None
+    if isinstance(count, OSError):
+        raise from_os_error(count, doing=f"Reading {page.name}") from count
+    return read() if count is None else count
+
+
+def _room(reader: ObjectReader, slab: Slab) -> memoryview:
+    """Where an object goes in a slab, as far as it fits in."""
+    return slab.view[: align_up(min(reader.length_bytes, slab.size_bytes), ALIGNMENT_BYTES)]
 
 
 def fetch_header(reader: ObjectReader, slab: Slab) -> ObjectHeader:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kvstore.backends.base import Found, ObjectReader, ObjectWriter
 from kvstore.header import ObjectHeader
 from kvstore.keys import PageKey
-from kvstore.results import Result
 from kvstore.segments import PagePlan
 from kvstore.slabs import Slab
 from kvstore.tiers.memory import Frame
@@ -52,8 +51,7 @@ class Page:
     settled: bool = False
     #: What is taken of the namespace's room for it, and how long its object turned out to be.
     reserved_bytes: int = 0
-    #: What the page was booked out with, and whether a second try was made of it, or counts for the health of puts.
-    outcome: Result | None = None
+    #: Whether a second try was made of it, or counts for the health of puts.
     retried: bool = False
     #: Its place in host memory: where it lies, or where it was copied to while it is being stored.
     frame: Frame | None = None
@@ -64,6 +62,10 @@ class Page:
     #: It may have got its name: nobody told.
     doubtful: bool = False
     object_bytes: int = 0
+    #: Read together with others: its buffer, how many bytes have arrived, and whether the caller's memory is on loan.
+    slab: Slab | None = None
+    arrived: int | OSError | None = None
+    lent: bool = False
 
     @property
     def storing(self) -> bool:

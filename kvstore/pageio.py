@@ -9,6 +9,7 @@ from curvfs.units import align_up, format_size
 from curvfs.world import World
 from kvstore.backends.base import Backend, Found, ObjectWriter
 from kvstore.codecs import Zstd
+from kvstore.engine.base import Engine
 from kvstore.engine.threads import SPARE
 from kvstore.geometry import MAX_UNIT_BYTES
 from kvstore.header import ALIGNMENT_BYTES, MAX_HEADER_BYTES, BadObject, ObjectLayout
@@ -32,11 +33,11 @@ class PageIO:
         self,
         world: World,
         backend: Backend,
+        engine: Engine,
         layout: ObjectLayout,
         counters: Counters,
         resharder: Resharder,
         *,
-        depth: int,
         writer: str,
         codec: Zstd | None,
         memory: Memory,
@@ -55,12 +56,12 @@ class PageIO:
         self.object_bytes = layout.object_bytes
         # What is read of other shards' objects ends at their units' ends.
         slack_bytes = _HEADER_SLACK_BYTES + (2 * MAX_UNIT_BYTES if resharder.splits else 0)
-        self.slabs = SlabPool(world, count=depth, size_bytes=layout.object_bytes + slack_bytes, shared=True)
+        self.slabs = SlabPool(world, count=engine.depth, size_bytes=layout.object_bytes + slack_bytes, shared=True)
         #: Buffers for what is put, so that no read waits for a write.
         spare = SPARE if writers.choosing else 0
         self.outgoing = SlabPool(world, count=self.slabs.count + spare, size_bytes=self.slabs.size_bytes)
         writers.at_once = min(writers.at_once, self.slabs.count)
-        self.loader = Loader(world, backend, layout, counters, self.slabs, resharder, memory, views=depth)
+        self.loader = Loader(world, backend, engine, layout, counters, self.slabs, resharder, memory)
 
     @property
     def slabs_in_use(self) -> int:

@@ -76,26 +76,38 @@ class SlabPool:
 
     def acquire(self, timeout_s: float) -> Slab | None:
         """A slab of unknown content, or None when none came free in time."""
+        slabs = self.acquire_some(1, timeout_s)
+        return slabs[0] if slabs else None
+
+    def acquire_some(self, most: int, timeout_s: float) -> list[Slab]:
+        """As many slabs as there are, at most ``most``; none when not one came free in time."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         with self._changed:
             while self.in_use >= self.count:
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0 or not self._changed.wait(left_s):
-                    return None
-            self.in_use += 1
-            if self._free:
-                return self._free.pop()
+                    return []
+            count = min(most, self.count - self.in_use)
+            self.in_use += count
+            slabs = [self._free.pop() for _ in range(min(count, len(self._free)))]
+            if self.in_use < self.count:
+                self._changed.notify()  # whoever released several told one only
         try:
-            return Slab(self.size_bytes)
+            while len(slabs) < count:
+                slabs.append(Slab(self.size_bytes))
         except BaseException:
             with self._changed:
-                self.in_use -= 1
+                self.in_use -= count - len(slabs)
+            self.release(*slabs)
             raise
+        return slabs
 
-    def release(self, slab: Slab) -> None:
+    def release(self, *slabs: Slab) -> None:
+        """Those that are released together go to one who waits, as far as he has use for them."""
         with self._changed:
-            self.in_use -= 1
-            (self._lost if slab.lost else self._free).append(slab)
+            self.in_use -= len(slabs)
+            for slab in slabs:
+                (self._lost if slab.lost else self._free).append(slab)
             del self._lost[:-_LOST_KEPT]
             self._changed.notify()
 

@@ -144,10 +144,10 @@ class KVStore:
         self._pages = PageIO(
             world,
             backend,
+            engine,
             self._layout,
             self._counters,
             self._resharder,
-            depth=engine.depth,
             writer=writer,
             codec=codec,
             memory=self._memory,

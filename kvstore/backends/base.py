@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from curvfs.errors import CurvfsError, EnvironmentError_
 from curvfs.world import DirectIo, Disk
 from kvstore.backends.staging import Staging, StagingStore
+from kvstore.engine.base import OpenFile
 from kvstore.header import ALIGNMENT_BYTES
 
 #: What callers ask for: direct where possible, never, or not at all otherwise.
@@ -89,6 +90,8 @@ class ObjectReader(abc.ABC):
     length_bytes: int
     #: What tells this very file from another one under the same name.
     identity: Hashable
+    #: The last read went well.
+    well: bool = False
 
     @abc.abstractmethod
     def read(self, view: memoryview, offset_bytes: int = 0) -> int:
@@ -107,6 +110,11 @@ class ObjectReader(abc.ABC):
 
     #: What the address and length of every piece of memory must be multiples of.
     alignment_bytes: int = 1
+
+    @property
+    def file(self) -> OpenFile | None:
+        """What the engine reads, also together with others. None: there is only :meth:`readv`."""
+        return None
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -157,6 +165,8 @@ class Backend(abc.ABC):
     ends_in_time: bool = False
     #: How many objects are best opened, created and published together; 1 where that saves nothing.
     batch: int = 1
+    #: Opening takes no round trip for each: one thread may open several objects in a row.
+    near: bool = False
     #: The few calls for small files of our own, by path; ``root`` is the prefix's path there.
     #: Seconds until what was deleted shows in :meth:`free_bytes`.
     frees_after_s: float = 0.0

@@ -116,6 +116,7 @@ class CurvineBackend(Backend):
             self._staging.open()
             try:
                 self.mode = self._probe(direct)
+                self.near = self.mode.direct  # blocks are local, and everything else goes in batches
             except BaseException:
                 self._staging.close()
                 raise
@@ -477,7 +478,6 @@ class _CurvineReader(ObjectReader):
         self._backend = backend
         self._entry: Opened | None = entry
         self._extents = entry.extents
-        self._sound = False
         self.length_bytes = self._extents.status.length_bytes
         self.identity = self._extents.status.id
         extents = self._extents.extents
@@ -490,18 +490,22 @@ class _CurvineReader(ObjectReader):
                 self._file = OpenFile(cached, self._file.path)
         self.alignment_bytes = self._file.alignment_bytes if self._file is not None else 1
 
+    @property
+    def file(self) -> OpenFile | None:
+        return self._file
+
     def read(self, view: memoryview, offset_bytes: int = 0) -> int:
         return self.readv([view], offset_bytes)
 
     def readv(self, views: Sequence[memoryview], offset_bytes: int) -> int:
-        self._sound = False
+        self.well = False
         if self._file is None:
             return self._read_stream(views, offset_bytes)
         try:
             count = self._backend._engine.readv(self._file, views, offset_bytes)
         except OSError as error:
             raise from_os_error(error, doing=f"Reading {self._file.path}") from error
-        self._sound = True
+        self.well = True
         return count
 
     def _read_stream(self, views: Sequence[memoryview], offset_bytes: int) -> int:
@@ -518,7 +522,7 @@ class _CurvineReader(ObjectReader):
         """Local files that were read well stay open for a while."""
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._backend._opened.give_back(entry, keep=self._sound)
+            self._backend._opened.give_back(entry, keep=self.well)
 
 
 class _WireReader(ObjectReader):

@@ -23,6 +23,7 @@ from kvstore.backends.base import (
     cached_descriptor,
     settle_mode,
 )
+from kvstore.backends.filesystems import LOCAL_FILE_SYSTEMS, file_system_of
 from kvstore.backends.staging import Entry, Staging
 from kvstore.engine.base import Engine, OpenFile
 from kvstore.header import ALIGNMENT_BYTES, OBJECT_SUFFIX
@@ -104,6 +105,7 @@ class PosixBackend(Backend):
         self._aside = Aside(world, store, self._staging, self._prefix, lease_s=lease_s)
         try:
             self.mode = self._probe(direct)
+            self.near = self.mode.direct and file_system_of(world.disk, self._prefix) in LOCAL_FILE_SYSTEMS
         except BaseException:
             self._staging.close()
             raise
@@ -419,6 +421,10 @@ class _PosixReader(ObjectReader):
         self.length_bytes = status.st_size
         self.identity = _identity(status)
         self.alignment_bytes = file.alignment_bytes
+
+    @property
+    def file(self) -> OpenFile:
+        return self._file
 
     def read(self, view: memoryview, offset_bytes: int = 0) -> int:
         return self.readv([view], offset_bytes)

@@ -27,6 +27,8 @@ class Engine(abc.ABC):
 
     name: str
     depth: int
+    #: How many small reads one thread best begins together; 1 where it can only do one after the other.
+    together: int = 1
 
     @abc.abstractmethod
     def submit(self, job: Callable[[], None], *, writing: bool = False) -> None:
@@ -45,6 +47,16 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def write(self, file: OpenFile, view: memoryview) -> None:
         """Write all of ``view`` at the start of the file, going on after short writes and interruptions."""
+
+    def read_many(self, reads: Sequence[tuple[OpenFile, Sequence[memoryview]]]) -> list[int | OSError]:
+        """:meth:`readv` of several files from their beginnings; a file's own failure stands in its place."""
+        counts: list[int | OSError] = []
+        for file, views in reads:
+            try:
+                counts.append(self.readv(file, views, 0))
+            except OSError as error:
+                counts.append(error)
+        return counts
 
     @abc.abstractmethod
     def close(self, timeout_s: float) -> bool:

@@ -26,9 +26,11 @@ _ENTRIES = 16
 class _Piece:
     """A contiguous part of a transfer."""
 
-    __slots__ = ("at", "done", "fruitless", "view")
+    __slots__ = ("at", "done", "error", "file", "fruitless", "view")
 
-    def __init__(self, view: memoryview, at: int) -> None:
+    def __init__(self, file: OpenFile, view: memoryview, at: int) -> None:
+        self.file = file
+        self.error: OSError | None = None
         self.view = view
         self.at = at
         self.done = 0
@@ -39,6 +41,7 @@ class UringEngine(ThreadsEngine):
     """Raises EnvironmentError_ with the reason where io_uring is not to be had, or does not prove itself."""
 
     name = "uring"
+    together = 8
 
     def __init__(self, world: World, *, depth: int) -> None:
         first = world.disk.ring(_ENTRIES)
@@ -54,30 +57,41 @@ class UringEngine(ThreadsEngine):
     def readv(self, file: OpenFile, views: Sequence[memoryview], offset_bytes: int) -> int:
         if file.alignment_bytes == 1:
             return super().readv(file, views, offset_bytes)
-        pieces = _pieces(views, offset_bytes)
-        self._move(file, pieces, write=False)
-        done = 0
-        for piece in pieces:
-            done += piece.done
-            if piece.done < len(piece.view):
-                break
-        return done
+        pieces = _pieces(file, views, offset_bytes)
+        self._move(pieces, write=False)
+        return _done(pieces)
+
+    def read_many(self, reads: Sequence[tuple[OpenFile, Sequence[memoryview]]]) -> list[int | OSError]:
+        ahead = [[] if file.alignment_bytes == 1 else _pieces(file, views, 0) for file, views in reads]
+        self._move([piece for pieces in ahead for piece in pieces], write=False)
+        counts: list[int | OSError] = []
+        for pieces, read in zip(ahead, reads, strict=True):
+            try:
+                counts.append(_done(pieces) if pieces else super().readv(*read, 0))
+            except OSError as error:
+                counts.append(error)
+        return counts
 
     def write(self, file: OpenFile, view: memoryview) -> None:
         if file.alignment_bytes == 1:
             super().write(file, view)
-        else:
-            self._move(file, _pieces([view], 0), write=True)
+            return
+        pieces = _pieces(file, [view], 0)
+        self._move(pieces, write=True)
+        _done(pieces)
 
-    def _move(self, file: OpenFile, pieces: list[_Piece], *, write: bool) -> None:
+    def _move(self, pieces: list[_Piece], *, write: bool) -> None:
+        """Move all pieces; what failed is noted in each."""
         ring = self._take()
         try:
             left = pieces
             while left:
                 now, later = left[: ring.entries], left[ring.entries :]
-                calls = [RingCall(file.fd, piece.view[piece.done :], piece.at + piece.done, write) for piece in now]
+                calls = [
+                    RingCall(piece.file.fd, piece.view[piece.done :], piece.at + piece.done, write) for piece in now
+                ]
                 results = ring.run(calls)
-                again = [piece for piece, result in zip(now, results, strict=True) if _more(file, piece, result, write)]
+                again = [piece for piece, result in zip(now, results, strict=True) if _more(piece, result, write)]
                 left = again + later
         finally:
             with self._lock:
@@ -98,22 +112,37 @@ class UringEngine(ThreadsEngine):
         return clean
 
 
-def _pieces(views: Sequence[memoryview], offset_bytes: int) -> list[_Piece]:
+def _pieces(file: OpenFile, views: Sequence[memoryview], offset_bytes: int) -> list[_Piece]:
     pieces = []
     for view in views:
         while len(view):
             # A short rest goes with the piece before it: a page of 1 MiB and its header are one request, not two.
             size = _PIECE_BYTES if len(view) >= _PIECE_BYTES + _PIECE_BYTES // 2 else len(view)
-            pieces.append(_Piece(view[:size], offset_bytes))
+            pieces.append(_Piece(file, view[:size], offset_bytes))
             offset_bytes += size
             view = view[size:]
     return pieces
 
 
-def _more(file: OpenFile, piece: _Piece, result: int, write: bool) -> bool:
-    """Book what one call moved; whether the piece needs another one. Raises OSError."""
+def _done(pieces: Sequence[_Piece]) -> int:
+    """The bytes that a transfer moved. Raises OSError."""
+    for piece in pieces:
+        if piece.error is not None:
+            raise piece.error
+    done = 0
+    for piece in pieces:
+        done += piece.done
+        if piece.done < len(piece.view):
+            break
+    return done
+
+
+def _more(piece: _Piece, result: int, write: bool) -> bool:
+    """Book what one call moved, or that it failed; whether the piece needs another one."""
+    file = piece.file
     if result < 0 and -result not in (errno.EINTR, errno.EAGAIN):
-        raise OSError(-result, os.strerror(-result), file.path)
+        piece.error = OSError(-result, os.strerror(-result), file.path)
+        return False
     if result == 0 and not write:
         return False  # the end of the file
     reached = piece.done + max(0, result)
@@ -123,7 +152,7 @@ def _more(file: OpenFile, piece: _Piece, result: int, write: bool) -> bool:
     piece.done = step
     if piece.fruitless > FRUITLESS_LIMIT:
         if result < 0 or write:
-            raise OSError(errno.EIO if write else errno.EAGAIN, "calls make no progress", file.path)
+            piece.error = OSError(errno.EIO if write else errno.EAGAIN, "calls make no progress", file.path)
         piece.done = reached
         return False
     return step < len(piece.view)
