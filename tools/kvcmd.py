@@ -130,9 +130,10 @@ def evict(
                 if as_json:
                     typer.echo(json.dumps({"namespace": namespace, **dataclasses.asdict(stats)}))
                 else:
+                    trash = f", {format_size(stats.trash_bytes)} of it in the trash" if stats.trash_bytes else ""
                     typer.echo(
                         f"{namespace}  {stats.evicted} objects evicted, {format_size(stats.evicted_bytes)};"
-                        f" {format_size(max(0, stats.used_bytes))} in use"
+                        f" {format_size(max(0, stats.used_bytes))} in use{trash}"
                     )
             if pause_s is None:
                 return
