@@ -60,6 +60,8 @@ class LentReplica(LocalReplica):
     ) -> None:
         super().__init__(session, held.channel, block_id, storage, file)
         self.worker = worker
+        #: What bounds each exchange with it, as it did the one that opened the block.
+        self.timeout_s = held.channel.timeout_s
         self._opening = opening
         self._held: _Held | None = held
 
@@ -73,7 +75,9 @@ class LentReplica(LocalReplica):
             await self._channel.release()  # the one before failed
         doing = f"write block {self._block_id}"
         key = worker_key(self.worker)
-        self._channel, _ = await self._session.workers.open(key, RpcCode.WRITE_BLOCK, self._opening, doing=doing)
+        self._channel, _ = await self._session.workers.open(
+            key, RpcCode.WRITE_BLOCK, self._opening, doing=doing, timeout_s=self.timeout_s
+        )
         return self._channel
 
     async def _let_go(self) -> None:
@@ -234,7 +238,11 @@ async def complete_lent(session: Session, writers: Sequence[BlockWriter]) -> lis
         headers = [writers[index].final_request() for index, _ in mine]
         try:
             answers = await session.workers.complete_many(
-                key, RpcCode.WRITE_BLOCK, headers, doing=f"write {len(mine)} blocks"
+                key,
+                RpcCode.WRITE_BLOCK,
+                headers,
+                doing=f"write {len(mine)} blocks",
+                timeout_s=max(replica.timeout_s for _, replica in mine),
             )
         except (TransportError, ProtocolError):
             return

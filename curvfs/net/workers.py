@@ -259,6 +259,11 @@ class BlockChannel:
         self.worker = worker
 
     @property
+    def timeout_s(self) -> float:
+        """What bounds each exchange."""
+        return self._timeout_s
+
+    @property
     def outstanding(self) -> int:
         """Frames sent whose reply was not taken yet."""
         return self._stream.outstanding
