@@ -19,6 +19,7 @@ from curvfs.errors import CurvfsError, InvalidRequest
 from mount.handles import FileHandle, Handles, NodeWriter
 from mount.inodes import Node, NodeTable
 from mount.naming import Caller, permission
+from mount.private import Place
 from mount.publish import Publisher
 from mount.readers import Readers, stale, stamp
 from mount.statistics import Statistics
@@ -62,6 +63,8 @@ class Opening:
         readable = access != os.O_WRONLY
         truncate = bool(flags & os.O_TRUNC)
         self._table.judge(node)
+        if truncate and (node.sealed or node.detached):
+            await self._begin_anew(node, caller)
         if node.sealed and (writable or truncate):
             self._refuse_sealed(node, caller)
         if node.detached:
@@ -74,7 +77,9 @@ class Opening:
             private.place[0].changes += 1
             self._publisher.supersede(private)
         elif truncate and self._in_prefix(node):
-            await self._fresh_private(node, caller)
+            place = private.place if private is not None else node.place
+            assert place is not None
+            await self._fresh_private(node, caller, place)
             raise stale()
         elif truncate:
             await self._drop_setid(node, caller)
@@ -111,6 +116,13 @@ class Opening:
         node.known_stamp = found if self._readers.is_settled(status) else None
         return keep
 
+    async def _begin_anew(self, node: Node, caller: Caller) -> None:
+        """A file was published between a thread's lookup of its staging name and the open: have one of its own ready
+        there when it looks that name up again, for it is asked to only once."""
+        place = self._publisher.place_before(node)
+        if place is not None and (caller.thread_id, node.id) not in self._refused:
+            await self._fresh_private(node, caller, place)
+
     def _refuse_sealed(self, node: Node, caller: Caller) -> None:
         """Published objects are not written. The first time a thread hears ESTALE: it may have looked the name up
         before somebody else's rename put this object there."""
@@ -133,17 +145,16 @@ class Opening:
         place = node.private.place if node.private is not None else node.place
         return place is not None and self._table.prefix_of(place[0]) is not None
 
-    async def _fresh_private(self, node: Node, caller: Caller) -> None:
-        """A truncating open of an unsealed file below a KV prefix: a new file under the same name, for this thread."""
-        place = node.private.place if node.private is not None else node.place
-        assert place is not None
+    async def _fresh_private(self, node: Node, caller: Caller, place: Place) -> None:
+        """A truncating open of a file below a KV prefix that is not sealed, or was not when it was looked up: a new
+        file under the same name, for this thread."""
         status = node.status
         mode = _written_by(caller, status.mode)
         like: dict[str, Any] = {"mode": mode, "owner": status.owner, "group": status.group}
         made = self._publisher.make_now(*place, **like, reserved_for=caller.thread_id)
         if made is None:
             made = await self._publisher.make(*place, **like, reserved_for=caller.thread_id)
-        if node.private is None:
+        if node.private is None and node.place == place:
             made.supersedes = status
 
     def created(self, node: Node, flags: int, caller: Caller) -> FileHandle:

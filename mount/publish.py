@@ -135,6 +135,8 @@ class Publisher:
         #: Names that a link left behind on this mount: the file is published elsewhere.
         self.aliases: dict[Place, Node] = {}
         self.counters: Counter[str] = Counter()
+        #: What was published a moment ago, from which name, and when; oldest first.
+        self._left_place: dict[Node, tuple[Place, float]] = {}
         #: Directories in which the kernel waits for a rename of ours, and for how many.
         self._renaming: Counter[Node] = Counter()
         #: Files of ours in staging that should be gone, but the store did not answer; and when to try again.
@@ -328,6 +330,7 @@ class Publisher:
         await self.replace(self._table.path(node), target, replace=replace, fresh=node.status)
         self._published(private, target)
         self.counters["published"] += 1
+        self._remember(node, private.place)
         if node.writers:
             node.detached = True
             if node.reader is None and any(handle.readable for handle in self._handles.of(node)):
@@ -338,6 +341,20 @@ class Publisher:
         self.forget_alias(target)
         await self._leave(private)
         return node
+
+    def _remember(self, node: Node, place: Place) -> None:
+        now_s = self._world.clock.monotonic_s()
+        self._left_place[node] = place, now_s
+        while now_s - next(iter(self._left_place.values()))[1] > RESERVATION_S:
+            del self._left_place[next(iter(self._left_place))]
+
+    def place_before(self, node: Node) -> Place | None:
+        """The name that a file had as a private one, if it was published just now and nothing has that name since:
+        whoever opens the file may have looked up that name."""
+        place, when_s = self._left_place.get(node, (None, 0.0))
+        if place is None or self._world.clock.monotonic_s() - when_s > RESERVATION_S:
+            return None
+        return None if place in self.aliases or self._table.child(*place) is not None else place
 
     async def _leave(self, private: PrivateFile) -> None:
         """A renamed file leaves no name behind: remove the ordinary file whose place it had taken, unless another

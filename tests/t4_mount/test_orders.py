@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,31 @@ def test_a_rename_that_waits_keeps_nobody_from_opening(kv: Path) -> None:
     for fd in held + others:
         os.close(fd)
     assert [error for error in problems if error.errno == errno.ESTALE] == []
+
+
+def test_many_writers_of_one_name_at_full_speed(kv: Path) -> None:
+    """Between a lookup of the staging name and the open that follows, others publish what was there."""
+    problems: list[str] = []
+
+    def work(number: int) -> None:
+        content = b"%d" % number * 1000
+        for turn in range(40):
+            try:
+                (kv / "c.tmp").write_bytes(content)
+                os.rename(kv / "c.tmp", kv / f"c{turn % 5}")
+            except OSError as error:
+                problems.append(str(error))
+            with suppress(OSError):  # ESTALE is for a name that changed twice meanwhile
+                found = (kv / f"c{turn % 5}").read_bytes()
+                if len(found) != 1000 or len(set(found)) != 1:
+                    problems.append(f"torn: {found[:9]!r}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
 
 
 def test_what_another_mount_published_is_not_written_to_in_place(mount: Mount, pool: Path, kv: Path) -> None:
