@@ -48,6 +48,8 @@ RESERVATION_S = 1.0
 #: Who opened a private file for writing, as a thread that renames its name sees it: nobody who lives, another process,
 #: another thread of its own process, or itself.
 _GONE, _FOREIGN, _PROCESS, _OWN = range(4)
+#: How long a writer may take between its close and its rename before what it closed counts as left over.
+LEFT_OVER_S = 60.0
 #: How often what could not be deleted is tried again.
 DELETE_AGAIN_S = 5.0
 
@@ -267,7 +269,8 @@ class Publisher:
             best = max(reversed(closed or flushed), key=lambda private: near[private], default=None)
             chosen = held or best
             if any(near[one] > _FOREIGN and self.has_unflushed(one.node) for one in candidates):
-                if chosen is None and await self._is_left(candidates[-1]):
+                is_own = any(near[one] == _OWN and self.has_unflushed(one.node) for one in candidates)
+                if chosen is None and await self._is_left(candidates[-1], age_s=0 if is_own else LEFT_OVER_S):
                     raise self.busy()
                 if chosen is not None and near[chosen] <= _FOREIGN:
                     raise self.busy()
@@ -364,22 +367,22 @@ class Publisher:
         if private.supersedes is None or self.privates.at(private.place) or (node is not None and node.writers):
             return
         try:
-            if await self._is_left(private):
+            if await self._is_left(private, age_s=LEFT_OVER_S):
                 await self.remove(parent, name)
         except NotFound:
             pass
         except CurvfsError as error:
             log.warning("What %r had replaced was not removed: %s", name, error)
 
-    async def _is_left(self, private: PrivateFile) -> bool:
+    async def _is_left(self, private: PrivateFile, *, age_s: float) -> bool:
         """Does the store have, under the name of a private file, nothing, or still the ordinary file whose place that
-        took, and has nobody written to it since?"""
+        took, so much older by the store's times, and has nobody written to it since?"""
         old = private.supersedes
         try:
             there = await self._fs.stat(self._table.path_of(*private.place))
         except NotFound:
             return True
-        if old is None:
+        if old is None or private.node.status.mtime_ms - old.mtime_ms < age_s * 1000:
             return False
         return (there.id, there.mtime_ms, there.length_bytes) == (old.id, old.mtime_ms, old.length_bytes)
 
