@@ -178,7 +178,8 @@ class LimitedRoom(Room):
                 victims = self._victims(1)
                 if not victims:
                     failures = _FAILURES + 1
-                    self._recount |= not self._alone
+                    # Who has ended may have left more behind in our sums than in the pool.
+                    self._recount |= not self._alone or self._ledger.others_bytes > 0
                 for name, entry in victims:
                     failures = 0 if self._evict(name, entry, at_once=True) else failures + 1
         return True
