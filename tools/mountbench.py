@@ -11,6 +11,7 @@ the daemon. What the kernel's own pages do is shown apart, with the daemon's cou
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -369,6 +370,15 @@ def show_memory(pid: int) -> None:
     print(f"Memory of the daemon: {found['VmRSS'] / 1024:.0f} MiB now, {found['VmHWM'] / 1024:.0f} MiB at most.")
 
 
+def _wait_for_the_server(pool: Path) -> None:
+    """It goes by itself when nobody needs it, and would make anew what is removed before."""
+    with contextlib.suppress(OSError):
+        pid = json.loads((pool / "server.json").read_bytes())["pid"]
+        for _ in range(200):
+            os.kill(pid, 0)
+            time.sleep(0.05)
+
+
 def main() -> None:
     if shutil.which("fio") is None:
         raise SystemExit("fio is not installed; install the package fio.")
@@ -406,7 +416,8 @@ def main() -> None:
             show_page_cache(mountpoint / "kv")
             show_memory(processes.daemon)
         finally:
-            subprocess.run([*_COMMAND, "umount", "--lazy", str(mountpoint)], check=False, stdout=subprocess.DEVNULL)
+            subprocess.run([*_COMMAND, "umount", str(mountpoint)], check=False, stdout=subprocess.DEVNULL)
+            _wait_for_the_server(base / "pool")
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
