@@ -21,6 +21,8 @@ WINDOW_BYTES = 8 * MIB
 _JUDGED = 3
 #: A window is given back so many windows after it was entered.
 _GIVEN_BACK = 2
+#: Nothing is given back of a file that is no longer than this.
+LEAST_BYTES = (1 + _JUDGED + _GIVEN_BACK) * WINDOW_BYTES
 #: So far from where a program is may its next request be: they come a little out of order.
 _SLACK_BYTES = 4 * MIB
 #: So much of a window must have been read for it to be given back.

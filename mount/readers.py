@@ -19,7 +19,7 @@ from curvfs.api import CurvineFileSystem, FileStatus, LocalExtent, Located, Read
 from curvfs.errors import CurvfsError, from_os_error
 from curvfs.units import MIB
 from curvfs.world import Disk, Threads
-from mount.behind import Behind
+from mount.behind import LEAST_BYTES, Behind
 from mount.inodes import Node, NodeTable
 
 #: READ and WRITE requests reach this size.
@@ -71,7 +71,7 @@ class NodeReader:
         self._local = [extent for extent in extents.extents if isinstance(extent, LocalExtent)]
         self._starts = [extent.file_offset_bytes for extent in self._local]
         self._device = slab.disk.fstat(self._local[0].fd).st_dev if self._local else 0
-        self._behind = Behind(slab.disk, self._places)
+        self._behind = Behind(slab.disk, self._places) if self.length_bytes > LEAST_BYTES else None
 
     @property
     def descriptors(self) -> int:
@@ -118,7 +118,8 @@ class NodeReader:
         # A short count is a page that is not there, or a block file that ends early and reads as zeros.
         if count != size_bytes:
             return None
-        self._behind.read(offset_bytes, size_bytes)
+        if self._behind is not None:
+            self._behind.read(offset_bytes, size_bytes)
         return view
 
     async def read(self, offset_bytes: int, size_bytes: int) -> bytes | memoryview:
@@ -132,7 +133,8 @@ class NodeReader:
         self._users += 1
         try:
             await self._fill(buffer, offset_bytes)
-            self._behind.read(offset_bytes, size_bytes)
+            if self._behind is not None:
+                self._behind.read(offset_bytes, size_bytes)
         finally:
             await self._let_go()
         # Not when that failed: a thread that was given up may still write to it.
