@@ -34,6 +34,7 @@ class Entry:
 class Silence:
     """A staging directory: how long ago it gave a sign of life, and what lies in it."""
 
+    name: str
     silent_s: float
     length_bytes: int
 
@@ -154,7 +155,7 @@ class Staging:
             except CurvfsError:  # gone meanwhile
                 continue
             newest_s = max([entry.mtime_s, *(one.mtime_s for one in inside)])
-            found.append(Silence(now_s - newest_s, sum(one.length_bytes for one in inside)))
+            found.append(Silence(entry.name, now_s - newest_s, sum(one.length_bytes for one in inside)))
         return found
 
     def used_bytes(self) -> int:

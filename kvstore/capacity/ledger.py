@@ -15,6 +15,11 @@ the quota:
 3. A writer counts its own bytes exactly, and others' as their records say. One that falls silent for
    :data:`SILENT_S` counts with its whole chunk until the pool is counted anew.
 
+Silence is proven by watching: the newest record of a writer is the same for so long on our own clock, between two
+listings. Only who was silent in this way before a count began has all its bytes in that count. The store's clock, which
+somebody may set, is a second witness, believed where that makes us count more: who is silent by it alone counts with
+its chunk, too, and from the next count on with what was pending, until the proof and one more count.
+
 What others had put before we counted the pool is in that count, so only what they put and took since then is added.
 Where it is not certain on which side of the count something falls, it counts as used: records are read before and
 after the count; what was pending before it counts as put after it; what an evicting writer freed counts only from its
@@ -22,13 +27,15 @@ first record that is newer than both. The next count puts that right. So a recor
 it does.
 
 A writer's last records are kept, as long as it writes: who lists a directory while names come and go may miss the
-newest. Files last touched long ago are removed, and whoever missed that counts anew.
+newest. Files last touched long ago are removed once their writer has closed or is silent on our own clock, too, and
+whoever missed that counts anew.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from curvfs.errors import CurvfsError
 from curvfs.world import World
@@ -67,6 +74,11 @@ class Record:
         return f"{self.writer}.{self.number}.{bytes_}.{flags}"
 
     @property
+    def place(self) -> str:
+        """The name of the directory in which its writer stages; empty where the record does not tell."""
+        return self.writer.partition("_")[2]
+
+    @property
     def named_bytes(self) -> int:
         """What it had put for certain, under names that a count can find."""
         return self.spent_bytes - self.pending_bytes
@@ -91,33 +103,49 @@ class _Other:
     #: None: not known before its first record numbered above ``unsure_until``.
     freed_before: int | None = 0
     unsure_until: int = -1
-    #: Silent already when the pool was counted: all it did is in that count.
+    #: Proven silent before the pool was counted: all it did is in that count, until it speaks again.
     counted_dead: bool = False
+    #: Silent by the store's clock when the pool was counted: if so, no chunk of it is missing in that count.
+    supposed_dead: bool = False
+    #: By our own clock.
+    silent: bool = False
     gone: bool = False
 
     def update(self, record: Record) -> None:
+        if record != self.record:
+            self.counted_dead = self.supposed_dead = False
         self.record = record
         if self.freed_before is None and record.number > self.unsure_until:
             self.freed_before = record.freed_bytes
 
     def fell_silent(self, now_s: float) -> bool:
-        """Has it ended without a word since the count?"""
-        silent = self.gone or now_s - self.record.mtime_s > SILENT_S
-        return silent and not self.record.closed and not self.counted_dead
+        """Has it ended without a word, so that a count would tell more than its record does?"""
+        if self.record.closed or self.counted_dead:
+            return False
+        return self.gone or self.silent or (_is_old(self.record, now_s) and not self.supposed_dead)
 
     def bytes(self, now_s: float) -> int:
         """What it added since our count, as far as is certain to be gone again."""
+        if self.counted_dead:
+            return 0
         record = self.record
         freed = 0 if self.freed_before is None else max(0, record.freed_bytes - self.freed_before)
-        unsaid = record.chunk_bytes if self.fell_silent(now_s) else 0
+        unsaid = record.chunk_bytes if self.fell_silent(now_s) and not self.supposed_dead else 0
         return record.spent_bytes - self.spent_before - freed + unsaid
+
+
+def _is_old(record: Record, now_s: float) -> bool:
+    """Is its writer silent by the store's clock?"""
+    return now_s - record.mtime_s > SILENT_S
 
 
 @dataclass(slots=True)
 class _Count:
     """A count of the pool that is under way."""
 
-    before: dict[str, Record] = field(default_factory=dict)
+    before: dict[str, Record]
+    #: Writers proven silent before it began.
+    dead: frozenset[str]
 
 
 class Ledger:
@@ -131,6 +159,10 @@ class Ledger:
         self.chunk_bytes = chunk_bytes
         self._lock = world.threads.lock()
         self._others: dict[str, _Other] = {}
+        #: The newest record of every writer in the last listing, and since when (by our own clock) we know it.
+        self._sightings: dict[str, tuple[Record, float]] = {}
+        #: Whose newest record was the same for :data:`SILENT_S`.
+        self._silent: frozenset[str] = frozenset()
         self._written: list[Record] = []
         self._number = 0
         self.spent_bytes = self.freed_bytes = self.pending_bytes = 0
@@ -141,7 +173,7 @@ class Ledger:
 
     def _begin(self) -> None:
         """A new record, from nothing."""
-        self._writer = self._world.random.uuid()
+        self._writer = f"{self._world.random.uuid()}_{self._staging.directory.rpartition('/')[2]}"
         self.spent_bytes = self.freed_bytes = 0
         self._permitted_bytes = self._said_freed = self.said_pending_bytes = 0
         self._said_s: float | None = None
@@ -229,6 +261,7 @@ class Ledger:
     def _list(self) -> dict[str, Record]:
         """The newest record of every other writer. Whoever was there and seems to be gone is looked for again: records
         that come and go while a directory is listed may be missed."""
+        begun_s = self._world.clock.monotonic_s()
         known = {writer for writer, other in self._others.items() if not other.gone and not other.record.closed}
         newest = self._list_once()
         for _ in range(_LISTED_AGAIN):
@@ -237,7 +270,19 @@ class Ledger:
             for writer, record in self._list_once().items():
                 if writer not in newest or newest[writer].number < record.number:
                     newest[writer] = record
+        self._watch(newest, begun_s)
         return newest
+
+    def _watch(self, newest: dict[str, Record], begun_s: float) -> None:
+        """Remember what a listing found that was begun then. A record known since before that was unchanged in
+        between; what happened after it is not known."""
+        found_s = self._world.clock.monotonic_s()
+        sightings = {}
+        for writer, record in newest.items():
+            known = self._sightings.get(writer)
+            sightings[writer] = known if known is not None and known[0] == record else (record, found_s)
+        self._sightings = sightings
+        self._silent = frozenset(writer for writer, (_, since_s) in sightings.items() if begun_s - since_s > SILENT_S)
 
     def _list_once(self) -> dict[str, Record]:
         newest: dict[str, Record] = {}
@@ -270,6 +315,7 @@ class Ledger:
                 self.stale = True
         for writer, other in others.items():
             other.gone |= writer not in found
+            other.silent = writer in self._silent
             self.stale |= other.fell_silent(self.now_s())
         self._others = others
 
@@ -291,42 +337,56 @@ class Ledger:
 
     @property
     def living(self) -> int:
-        """Other writers that gave a sign of life lately."""
-        now_s = self.now_s()
-        return sum(
-            not other.gone and not other.record.closed and now_s - other.record.mtime_s <= SILENT_S
-            for other in self._others.values()
-        )
+        """Other writers that gave a sign of life lately, or that we do not know for long enough to tell."""
+        return sum(not (other.gone or other.silent or other.record.closed) for other in self._others.values())
+
+    @property
+    def dead_places(self) -> set[str]:
+        """Names of the staging directories of writers that were silent or closed when we last looked."""
+        dead: set[str] = set()
+        living = {""}
+        for writer, (record, _) in self._sightings.items():
+            (dead if record.closed or writer in self._silent else living).add(record.place)
+        return dead - living
 
     def begin_count(self) -> _Count:
         """Before the pool is counted. Raises CurvfsError."""
-        return _Count(self._list())
+        with self._lock:
+            before = self._list()
+            return _Count(before, self._silent)
 
     def end_count(self, count: _Count) -> None:
         """After it: what the others do from here on is added to that. Raises CurvfsError."""
         with self._lock:
             after = self._list()
-            self._others = {writer: self._other(record, count.before.get(writer)) for writer, record in after.items()}
+            self._others = {writer: self._other(record, count) for writer, record in after.items()}
             self.stale = False
 
-    def _other(self, record: Record, before: Record | None) -> _Other:
+    def _other(self, record: Record, count: _Count) -> _Other:
         """A writer as it stands when the pool has been counted."""
-        if self.now_s() - record.mtime_s > SILENT_S:
-            return _Other(record, record.spent_bytes, record.freed_bytes, counted_dead=True)
+        before = count.before.get(record.writer)
         return _Other(
             record,
             spent_before=0 if before is None else before.named_bytes,
             freed_before=None if record.evicts else record.freed_bytes,
             unsure_until=record.number,
+            counted_dead=record.writer in count.dead and record == before,
+            supposed_dead=before is not None and record == before and _is_old(record, self.now_s()),
+            silent=record.writer in self._silent,
         )
 
-    def remove_old(self) -> int:
-        """Remove records that nobody renews; how many. Raises CurvfsError."""
+    def remove_old(self, left_behind: Collection[str] = ()) -> int:
+        """Remove records that nobody renews, by the store's clock and by ours; how many. Those stay that tell whose
+        what was ``left_behind`` in staging directories of these names is. Raises CurvfsError."""
         removed = 0
         now_s = self.now_s()
         for entry in self._records.entries(self._directory):
             record = Record.of(entry.name, entry.mtime_s)
-            if record is not None and record.writer != self._writer and now_s - entry.mtime_s > _REMOVE_S:
+            if record is None or record.writer not in self._sightings or now_s - entry.mtime_s <= _REMOVE_S:
+                continue
+            newest, _ = self._sightings[record.writer]
+            ended = newest.closed or record.writer in self._silent
+            if ended and record.place not in left_behind:
                 self._records.remove_file(f"{self._directory}/{entry.name}")
                 removed += 1
         return removed

@@ -82,6 +82,8 @@ class LimitedRoom(Room):
         self._count_took_s = 0.0
         self._alone = False
         self._others = self._trashed_by_others = 0
+        #: Staging directories of the dead that are not empty.
+        self._left_behind: set[str] = set()
         self._evictions: OrderedDict[str, int] = OrderedDict()
         self._moment = 0
         #: What we deleted that the place may not show as free yet: when, and how much.
@@ -433,13 +435,16 @@ class LimitedRoom(Room):
     def _look(self) -> None:
         """Who else is there, and what do the dead leave lying about? Raises CurvfsError."""
         staging = self._backend.staging
-        others, dead_bytes = 0, 0
+        others, dead_bytes, left_behind = 0, 0, set()
+        dead = self._ledger.dead_places
         for directory in staging.others():
-            if directory.silent_s > 2 * HEARTBEAT_S:
+            if directory.silent_s > 2 * HEARTBEAT_S or directory.name in dead:
                 dead_bytes += directory.length_bytes
+                if directory.length_bytes:
+                    left_behind.add(directory.name)
             else:
                 others += 1
-        self._staged_bytes = dead_bytes
+        self._staged_bytes, self._left_behind = dead_bytes, left_behind
         self._measure_trash()
         self._others = others
         self._alone = others == 0 and self._ledger.living == 0
@@ -461,8 +466,8 @@ class LimitedRoom(Room):
 
     def _count(self) -> None:
         self._tried_s = self._clock.monotonic_s()
-        self._look()
         before = self._ledger.begin_count()
+        self._look()
         with self._lock:
             self._index.begin_count()
         found = []
@@ -498,7 +503,7 @@ class LimitedRoom(Room):
                 self._accesses.flush()
                 self._look()
                 self._exchange()
-                self._ledger.remove_old()
+                self._ledger.remove_old(self._left_behind)
                 self._backend.empty_trash()
                 self._measure_trash()
             if self._unsure or (not self._alone and self._is_outdated()):

@@ -16,7 +16,7 @@ import pytest
 
 import kvstore
 from curvfs.errors import ConfigError
-from curvfs.simworld import simulated_world
+from curvfs.simworld import SimWorld, simulated_world
 from curvfs.world import RealDisk, World
 from kvstore import Capacity, Geometry, Identity, KVStore, Miss
 from kvstore.capacity.ledger import Ledger
@@ -538,6 +538,83 @@ def test_what_was_withdrawn_is_not_spent_unsaid() -> None:
         ledger.spent_bytes -= 3 * OBJECT_BYTES
         ledger.say()
         assert ledger.left_bytes == OBJECT_BYTES
+
+
+def two_ledgers(world: SimWorld, first: KVStore, second: KVStore) -> tuple[Ledger, Ledger]:
+    """A writer with one object stored and a chunk under way, and another one that is about to count the pool."""
+    writer = Ledger(world, first._backend, "m", chunk_bytes=OBJECT_BYTES)
+    writer.exchange()
+    writer.spent_bytes, writer.pending_bytes = 2 * OBJECT_BYTES, OBJECT_BYTES
+    writer.say()
+    return writer, Ledger(world, second._backend, "m", chunk_bytes=OBJECT_BYTES)
+
+
+def count(ledger: Ledger) -> None:
+    ledger.end_count(ledger.begin_count())
+
+
+def records_of(world: SimWorld, ledger: Ledger) -> list[str]:
+    return [name for name in world.disk.listdir(ledger._directory) if name.startswith(ledger._writer)]
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_makes_no_writer_dead_and_keeps_none_alive(step_s: float) -> None:
+    """What a writer has under way counts until it was silent for two minutes that passed; then it has ended."""
+    world = simulated_world(1)
+    world.disk.mkdir("/pool")
+    whose = Identity.of(PAGE, model="m", revision="r1")
+    with (
+        kvstore.open("file:///pool", whose, geometry=PAGE, world=world) as first,
+        kvstore.open("file:///pool", whose, geometry=PAGE, world=world) as second,
+    ):
+        writer, other = two_ledgers(world, first, second)
+        world.clock.step(step_s)
+        other.exchange()
+        count(other)
+        assert other.others_bytes == OBJECT_BYTES
+        assert other.living == 1
+        world.clock.block(60)
+        other.exchange()
+        assert other.remove_old() == 0
+        count(other)
+        assert (other.others_bytes, other.living, other.stale) == (OBJECT_BYTES, 1, False)
+        # A sign of life, then none for two minutes in which nobody looked, and none in two minutes that were watched.
+        writer.say()
+        world.clock.block(121)
+        other.exchange()
+        count(other)
+        assert (other.others_bytes, other.living, other.stale) == (OBJECT_BYTES, 1, False)
+        world.clock.block(121)
+        other.exchange()
+        assert (other.living, other.stale) == (0, True)
+        assert other.others_bytes >= OBJECT_BYTES
+        # What it left in staging is used; its record tells where that is.
+        assert other.dead_places == {first._backend.staging.directory.rpartition("/")[2]}
+        count(other)
+        assert (other.others_bytes, other.living, other.stale) == (0, 0, False)
+        # It was only asleep.
+        writer.say()
+        other.exchange()
+        assert (other.others_bytes, other.living) == (OBJECT_BYTES, 1)
+
+
+def test_records_are_removed_once_their_writer_is_silent_on_our_own_clock() -> None:
+    world = simulated_world(1)
+    world.disk.mkdir("/pool")
+    whose = Identity.of(PAGE, model="m", revision="r1")
+    with (
+        kvstore.open("file:///pool", whose, geometry=PAGE, world=world) as first,
+        kvstore.open("file:///pool", whose, geometry=PAGE, world=world) as second,
+    ):
+        writer, other = two_ledgers(world, first, second)
+        kept = len(records_of(world, writer))
+        for passed_s, removed in ((0, 0), (100, 0), (21, kept)):
+            world.clock.block(passed_s)
+            world.clock.step(1000)
+            other.exchange()
+            assert other.remove_old([writer._written[0].place]) == 0  # what it left in staging is not swept yet
+            assert other.remove_old() == removed
+            assert len(records_of(world, writer)) == kept - removed
 
 
 def test_evicting_into_a_trash_that_others_empty(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
