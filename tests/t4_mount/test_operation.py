@@ -450,3 +450,5 @@ def test_other_users_may_enter_where_they_are_let() -> None:
             assert (done.stdout, done.returncode) == ("65534\nok\n", 0), done.stderr
             assert run(*nobody, "ls", mount.path / "closed").returncode != 0
             assert run(*nobody, "cat", told / "open-files").returncode != 0
+        server = server_pid(directory / "pool")  # which would make anew what is removed before it goes
+        wait_for(lambda: not Path(f"/proc/{server}").exists(), 20.0, "the end of the server")
