@@ -88,7 +88,7 @@ class Staging:
         """Make the directory, and a sign of life in it."""
         with self._lock:
             self.directory_id = self._store.make_directory(self.directory)
-            self._beat()
+            self._beat_again()
 
     def _beat(self) -> float:
         now_s = self._clock.monotonic_s()
