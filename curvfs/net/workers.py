@@ -206,20 +206,19 @@ class WorkerPool:
         except TransportError as error:
             raise type(error)(f"Cannot {doing}: {worker} cannot be reached ({error})") from error
 
-    async def give_back(self, worker: WorkerKey, frames: FrameStream) -> None:
-        """Keep a connection whose stream ended well; close what is too old or too much."""
+    def give_back(self, worker: WorkerKey, frames: FrameStream) -> list[FrameStream]:
+        """Keep a connection whose stream ended well; which ones are too old or too many, for the caller to close."""
         now_s = self.world.clock.monotonic_s()
         self._idle.setdefault(worker, []).append(_Idle(frames, now_s))
         surplus = sum(map(len, self._idle.values())) - self.config.idle_worker_connections
-        old: list[_Idle] = []
+        old: list[FrameStream] = []
         for key, connections in list(self._idle.items()):
             while connections and (now_s - connections[0].since_s > self.config.worker_idle_s or surplus > 0):
                 surplus -= 1
-                old.append(connections.pop(0))
+                old.append(connections.pop(0).frames)
             if not connections:
                 del self._idle[key]
-        for connection in old:
-            await connection.frames.aclose()
+        return old
 
     async def _close_idle(self, worker: WorkerKey) -> None:
         for connection in self._idle.pop(worker, []):
@@ -423,11 +422,12 @@ class BlockChannel:
         if self._released:
             return
         self._released = True
-        with trio.CancelScope(shield=True):
-            if self._stream.is_finished and not self._broken and not self._payload_left:
-                await self._pool.give_back(self.worker, self._frames)
-            else:
-                await self._frames.aclose()
+        is_well = self._stream.is_finished and not self._broken and not self._payload_left
+        old = self._pool.give_back(self.worker, self._frames) if is_well else [self._frames]
+        if old:
+            with trio.CancelScope(shield=True):
+                for frames in old:
+                    await frames.aclose()
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
@@ -435,14 +435,10 @@ class BlockChannel:
         timeout_s = self._timeout_s
         if self._broken:
             raise ConnectionLost(f"Cannot {self._doing}: the stream to {self.worker} broke off before.")
+        scope = trio.CancelScope(deadline=trio.current_time() + timeout_s)
         try:
-            with trio.fail_after(timeout_s):
+            with scope:
                 yield
-        except trio.TooSlowError:
-            self._broken = True
-            raise DeadlineExceeded(
-                f"Cannot {self._doing}: {self.worker} did not answer within {format_duration(timeout_s)}."
-            ) from None
         except TransportError as error:
             self._broken = True
             raise type(error)(f"Cannot {self._doing}: {error}") from error
@@ -452,3 +448,8 @@ class BlockChannel:
         except BaseException:
             self._broken = True
             raise
+        if scope.cancelled_caught:
+            self._broken = True
+            raise DeadlineExceeded(
+                f"Cannot {self._doing}: {self.worker} did not answer within {format_duration(timeout_s)}."
+            )
