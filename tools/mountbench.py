@@ -2,10 +2,10 @@
 """``python -m tools.mountbench``: a mount on the embedded server beside a plain directory of the same file system.
 
 Both sides run the same loops, interleaved round by round and each first in every other round, so that what else the
-machine does strikes both. Small files that were made stay until the end: on ext4 without a journal a new file beside
-recently deleted ones costs up to twenty times as much, on either side. Blocks lie in the page cache of the machine; the
-pages that the kernel keeps for the mount itself are dropped before every buffered read, so that each byte comes from
-the daemon. What the kernel's own pages do is shown apart, with the daemon's counters.
+machine does strikes both. Small files that were made stay until all of them are: on ext4 without a journal a new file
+beside recently deleted ones costs up to twenty times as much, on either side. Blocks lie in the page cache of the
+machine; the pages that the kernel keeps for the mount itself are dropped before every buffered read, so that each byte
+comes from the daemon. What the kernel's own pages do is shown apart, with the daemon's counters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _COMMAND = (sys.executable, "-m", "tools")
 class Measured:
     """One kind of load: what it does in a directory, the unit and least value of its result, how many operations a
     call of it does, or MiB it moves (what it tidies up comes on top), the least ratio to the plain side, and what else
-    bounds that: a load of the mount without which nothing of the kind can be faster."""
+    bounds that: a load of the mount without which nothing of the kind can be faster. ``tidy`` removes what the rounds
+    have left."""
 
     name: str
     action: Callable[[Path, int], float]
@@ -51,6 +52,7 @@ class Measured:
     operations: int
     least_ratio: float | None = None
     ceiling: Callable[[Path, int], float] | None = None
+    tidy: Callable[[Path], None] = lambda directory: None
 
 
 class Processes:
@@ -116,6 +118,12 @@ class Loads:
         for index in range(self._files):
             self._put(directory, f"p{number}-{index}")
         return self._files / (time.perf_counter() - began_s)
+
+    @staticmethod
+    def remove_new(directory: Path) -> None:
+        """What :meth:`create` and :meth:`publish` made."""
+        for path in (*directory.glob("c*-*"), *directory.glob("p*-*")):
+            path.unlink()
 
     def read_small(self, directory: Path, number: int) -> float:
         """open + read 4 KiB + close, sealed names"""
@@ -260,7 +268,7 @@ class Loads:
         random_moved = min(RANDOM_READS * RANDOM_BYTES, self._size_bytes) // MIB
         return [
             Measured("create + write 4 KiB + close", self.create, "/s", None, files),
-            Measured("create + write 4 KiB + close + rename", self.publish, "/s", 500, files),
+            Measured("create + write 4 KiB + close + rename", self.publish, "/s", 500, files, tidy=self.remove_new),
             Measured("open + read 4 KiB + close, sealed", self.read_small, "/s", 3000, files),
             Measured("open + read 4 KiB + close, ordinary", self.read_ordinary, "/s", None, files),
             Measured("stat, sealed", self.stat_sealed, "/s", None, files),
@@ -269,6 +277,8 @@ class Loads:
             Measured("unlink, ordinary", self.unlink, "/s", None, files),
             Measured("sequential 1 MiB reads, direct", self.read_direct, "GB/s", 2.0, moved),
             Measured("sequential 1 MiB reads, buffered", self.read_buffered, "GB/s", 1.2, moved),
+            Measured("random 128 KiB reads, direct, depth 1", self.read_random, "GB/s", None, random_moved),
+            Measured("random 128 KiB reads, direct, depth 8", self.read_random_deep, "GB/s", None, random_moved),
             # Where fio reads faster than a mount can hand out what lies in the page cache, the disk is not the limit.
             *(
                 Measured(
@@ -279,8 +289,6 @@ class Loads:
                     (", direct", self.read_cold_direct, self.read_direct),
                 )
             ),
-            Measured("random 128 KiB reads, direct, depth 1", self.read_random, "GB/s", None, random_moved),
-            Measured("random 128 KiB reads, direct, depth 8", self.read_random_deep, "GB/s", None, random_moved),
             Measured("sequential 1 MiB writes, direct", self.write_direct, "GB/s", 0.9, moved),
             Measured("sequential 1 MiB writes, buffered", self.write_buffered, "GB/s", 0.9, moved),
         ]
@@ -315,6 +323,8 @@ def measure(mount: Path, plain: Path, loads: Loads, rounds: int, processes: Proc
             took_s = [total + after - b for total, after, b in zip(took_s, processes.cpu_s(), before, strict=True)]
             if load.ceiling is not None:
                 bounds.append(min(theirs[-1], load.ceiling(mount, number)))
+        load.tidy(mount)
+        load.tidy(plain)
         spent = [1000 * total_s / rounds / load.operations for total_s in took_s]
         ratio = statistics.median(own / other for own, other in zip(mine, bounds or theirs, strict=True))
         shown = ",.0f" if load.unit == "/s" else ".2f"
