@@ -1,7 +1,7 @@
 """What the store costs as its pool grows: ``python -m tools.kvscale DIRECTORY``.
 
-A server of its own serves ``DIRECTORY``. The pool is filled with small files that lie where objects lie, fanned out as
-objects are, up to each size in turn; then rounds of a fresh process open the store, look up a prompt cold, put pages
+A pool of each size, with a server of its own, is filled with small files that lie where objects lie, fanned out as
+objects are; then rounds of fresh processes, one for each pool in turn, open the store, look up a prompt cold, put pages
 and look it up again. The last lines give each median as a multiple of that at the smallest size.
 """
 
@@ -14,7 +14,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import kvstore
@@ -51,27 +52,27 @@ def serving(directory: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-def fill(url: str, have: int, want: int) -> float:
-    """Bring the pool from ``have`` to ``want`` objects; files a second."""
+def fill(url: str, want: int) -> float:
+    """Fill a pool with so many objects; files a second."""
     namespace = identity(0).namespace()
     began_s = WORLD.clock.monotonic_s()
     made: set[str] = set()
     with SyncFileSystem.connect(url) as client:
-        for start in range(have, want, _AT_ONCE):
+        for start in range(0, want, _AT_ONCE):
             names = [WORLD.random.randbytes(16).hex() for _ in range(min(_AT_ONCE, want - start))]
-            for name in names:
-                # Two levels of the fan-out, as the store makes them; the second one is made with its first object.
-                directory = f"/kv/{namespace}/{name[:2]}/{name[2:4]}"
-                if directory not in made:
-                    client.mkdir(directory, parents=True)
-                    made.add(directory)
+            # Two levels of the fan-out, as the store makes them; the second one is made with its first object.
+            missing = {f"/kv/{namespace}/{name[:2]}/{name[2:4]}" for name in names} - made
+            for answer in client.run_many([partial(client.filesystem.mkdir, path, parents=True) for path in missing]):
+                if isinstance(answer, CurvfsError):
+                    raise answer
+            made |= missing
             files = [
                 NewFile(f"/kv/{namespace}/{name[:2]}/{name[2:4]}/{name}.safetensors", _FILLER) for name in names
             ]
             for result in client.write_files(files, unique_names=True):
                 if isinstance(result, CurvfsError):
                     raise result
-    return (want - have) / max(WORLD.clock.monotonic_s() - began_s, 1e-9)
+    return want / max(WORLD.clock.monotonic_s() - began_s, 1e-9)
 
 
 def memory_mib(pid: int | str = "self") -> float:
@@ -110,15 +111,17 @@ def one_round(url: str, round_: int) -> dict[str, float]:
     return found
 
 
-def measured(url: str, server: int, rounds: int) -> dict[str, list[float]]:
-    """Every figure of every round, each round in a process of its own."""
-    figures: dict[str, list[float]] = {name: [] for name in _MEASURED}
+def measured(pools: dict[int, tuple[str, int]], rounds: int) -> dict[int, dict[str, list[float]]]:
+    """Every figure of every round at every size, each in a process of its own. The sizes take turns, so that what else
+    the machine does strikes all."""
+    figures: dict[int, dict[str, list[float]]] = {size: {name: [] for name in _MEASURED} for size in pools}
     for round_ in range(rounds):
-        words = [sys.executable, "-m", "tools.kvscale", "--round", url, str(round_)]
-        found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
-        found["server_memory_mib"] = memory_mib(server)
-        for name in _MEASURED:
-            figures[name].append(found[name])
+        for size, (url, server) in pools.items():
+            words = [sys.executable, "-m", "tools.kvscale", "--round", url, str(round_)]
+            found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+            found["server_memory_mib"] = memory_mib(server)
+            for name in _MEASURED:
+                figures[size][name].append(found[name])
     return figures
 
 
@@ -141,19 +144,19 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("name a directory")
     sizes: list[int] = sorted(int(word) for word in found.objects.split(","))
     place = found.directory / f"kvscale-{WORLD.random.uuid()}"
-    results: dict[int, dict[str, list[float]]] = {}
+    pools: dict[int, tuple[str, int]] = {}
     print(f"curvfs {__version__}; {_PAGES} pages of {_PAGE_BYTES // 1024} KiB; medians (least-most) of {found.rounds}.")
     try:
-        with serving(place) as (url, pid):
-            have = 0
+        with ExitStack() as servers:
             for size in sizes:
-                speed = fill(url, have, size)
-                have = size
-                results[size] = measured(url, pid, found.rounds)
-                figures = ", ".join(f"{name} {shown(values)}" for name, values in results[size].items())
-                print(f"{size:,} objects (filled at {speed:,.0f} a second): {figures}", flush=True)
+                pools[size] = servers.enter_context(serving(place / str(size)))
+                print(f"{size:,} objects: filled at {fill(pools[size][0], size):,.0f} a second", flush=True)
+            results = measured(pools, found.rounds)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    for size in sizes:
+        figures = ", ".join(f"{name} {shown(values)}" for name, values in results[size].items())
+        print(f"{size:,} objects: {figures}")
     first = results[sizes[0]]
     for size in sizes[1:]:
         now = results[size]
