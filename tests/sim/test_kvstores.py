@@ -13,7 +13,7 @@ import pytest
 from tests.sim.kvmutants import KV_MUTANTS, find_kv
 from tests.sim.kvstores import run_kv_seed
 
-_SECONDS = 8
+_SECONDS = 5
 _SEEDS_MIN = 6
 
 
