@@ -224,12 +224,12 @@ def soak(seconds: float, plot: Path | None, *, stop_s: float) -> tuple[list[str]
             thread.join(2 * TIMEOUT_S)
         if any(thread.is_alive() for thread in threads):
             tally.problems.append("a client did not end")
+        _judge(samples, tally)
         lines = _tell(stores, tally, samples, kills, stops, recovered, time.monotonic() - began_s, stop_s)
         for store in stores:
             store.close()
         server.kill()
         shutil.rmtree(directory, ignore_errors=True)
-    _judge(samples, tally)
     if plot is not None:
         _draw(samples, plot)
     return lines, tally.problems
